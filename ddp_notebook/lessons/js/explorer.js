@@ -1,5 +1,5 @@
 /**
- * The collective explorer: inputs above, predictions below, then what the ranks have.
+ * The collective explorer: the inputs, the predictions, and then the results of the ranks.
  */
 
 import { button, cell, choice, colour, enable, field as labelled, figure, inWords, legend, make, newId, typed } from "./parts.js";
@@ -97,7 +97,7 @@ export function explorer(el, link, status) {
   function doReveal() {
     isRevealed = true;
     draw();
-    status.say(""); // the verdict is read out itself
+    status.say(""); // screen readers read the verdict itself
   }
 
   function doAgain() {
@@ -237,7 +237,11 @@ export function explorer(el, link, status) {
     guesses[rank][at] = Number.isFinite(Number(value)) ? value : "";
   }
 
-  /** The cells of a rank in named rows. @param {[string, number][]} rows @param {(at: number) => HTMLElement} make1 */
+  /**
+   * Arrange the cells of a rank in named rows.
+   * @param {[string, number][]} rows
+   * @param {(at: number) => HTMLElement} make1
+   */
   function chunks(rows, make1) {
     let at = 0;
     return rows.map(([name, size]) => {
@@ -311,13 +315,13 @@ export function explorer(el, link, status) {
     if (key !== drawnFor) {
       if (drawnFor) [guesses, isRevealed, chosen, edited] = [{}, false, null, null];
       drawnFor = key;
-      // A saved notebook has results from before this page was opened.
+      // A saved notebook has results from before the page was opened.
       if (now.result && !link.isBusy()) {
         isRevealed = true;
         for (const [rank, given] of Object.entries(now.prediction ?? {})) guesses[rank] = given.map((one) => (one === "nan" ? "" : figure(one)));
       }
       drawControls(now);
-    } else if (now.error) drawControls(now); // what was chosen cannot be: they show again what is
+    } else if (now.error) drawControls(now); // the choice was invalid: reset the controls
     code.textContent = now.line + (now.op === "isend/irecv" ? "\nwork.wait()" : "");
     formula.textContent = now.formula;
     drawGrid(now);

@@ -1,16 +1,16 @@
 /**
- * The lessons in the browser: what anywidget calls.
+ * The lessons in the browser: the functions that anywidget calls.
  *
- *     explorer      a collective: inputs, predictions, what the ranks have
- *     prediction    which inputs may go into an element, how many predictions are right
- *     wrong_use     what if one rank gets it wrong?
+ *     explorer      a collective: inputs, predictions, results of the ranks
+ *     prediction    the inputs that an element can depend on, and the score of the predictions
+ *     wrong_use     experiments in which one rank makes an error
  *     stepper       an algorithm, one step at a time
- *     scene         point to point: time to the right, an arrow for each message
- *     remote        calls to other ranks: a guess, and what was recorded
- *     product       A @ B in pieces: who holds what, and what puts it together
- *     mesh          a training on a mesh: who talks to whom
- *     parts         pieces that all lessons are made of
- *     link          the state that the kernel sends, and asking it
+ *     scene         point to point: a time axis, and an arrow for each message
+ *     remote        calls to other ranks: a guess, and the recording
+ *     product       A @ B in pieces: the ranks that hold each piece, and the collective that combines them
+ *     mesh          a training run on a mesh: the communication along rows and columns
+ *     parts         elements that all lessons share
+ *     link          the state that the kernel sends, and requests to the kernel
  *     states.d.ts   the types of these states
  */
 
@@ -73,7 +73,7 @@ function render({ model, el }) {
   };
   link.onState(tellError);
   tellError();
-  // What tests read.
+  // Read by tests.
   Object.assign(root, { ddpLesson: { state: link.state, inspect: lesson.inspect } });
   return () => {
     watcher.disconnect();

@@ -1,11 +1,9 @@
-/**
- * What a lesson in the browser knows of the kernel: the state it draws, and a way to ask.
- */
+/** Connection of a lesson in the browser to the kernel: the state to draw, and requests. */
 
 const SILENT_MS = 500;
 
 /**
- * @typedef {object} Model  of anywidget, as far as it is used
+ * @typedef {object} Model  the used part of anywidget's model
  * @property {(name: string) => any} get
  * @property {(name: string, listener: Function) => void} on
  * @property {(name: string, listener: Function) => void} off
@@ -16,7 +14,7 @@ const SILENT_MS = 500;
  * @template {{answered?: string, error?: string}} State of the lesson
  * @typedef {object} Link
  * @property {() => State} state
- * @property {(wish: object) => Promise<State|null>} ask  resolves to the state once the kernel has done it
+ * @property {(wish: object) => Promise<State|null>} ask  resolves to the state when the kernel has finished
  * @property {() => boolean} isBusy
  * @property {(listener: () => void) => void} onState
  * @property {(listener: (words: string, isBusy: boolean) => void) => void} onWork
@@ -52,7 +50,10 @@ export function linkTo(model) {
     }
   }
 
-  /** Messages overtake the state, so that it is the state that says what is done. @param {{kind: string, request: string}} content */
+  /**
+   * Messages can arrive before the state, so only the state shows that a request is done.
+   * @param {{kind: string, request: string}} content
+   */
   function heard(content) {
     if (!pending || content?.kind !== "began" || content.request !== pending.request) return;
     clearTimeout(pending.timer);

@@ -1,6 +1,4 @@
-/**
- * A training on a mesh: the ranks in their grid, what went along its rows and down its columns in one step, a guess.
- */
+/** A training run on a mesh: the ranks in a grid, the traffic along rows and columns in one step, a guess. */
 
 import { button, bytes, choice, enable, make, newId, radios, svg, verdict } from "./parts.js";
 import { ticks } from "./scene.js";
@@ -16,7 +14,8 @@ const ALL = "all";
 const WAYS = /** @type {const} */ (["row", "column"]);
 
 /**
- * What one rank has moved, by its way and what for: `{way, purpose, count, nbytes}`, as it came first.
+ * The data that one rank has moved, by direction and purpose: `{way, purpose, count, nbytes}`, in the order of the
+ * first calls.
  * @param {Call[]} calls @param {number} rank
  */
 export function moved(calls, rank) {
@@ -32,7 +31,7 @@ export function moved(calls, rank) {
 }
 
 /**
- * The lines of the grid with the bytes that one of their ranks has moved along them.
+ * The rows and columns of the grid, with the bytes that one of their ranks has moved along them.
  * @param {Call[]} calls @param {number} rows @param {number} columns
  * @returns {{way: "row"|"column", at: number, nbytes: number}[]}
  */
@@ -136,7 +135,7 @@ export function mesh(el, link) {
     return found;
   }
 
-  /** The looked at rank's step: when each message went which way. @param {State} now */
+  /** The step of the chosen rank: times and directions of its messages. @param {State} now */
   function step(now) {
     const mine = now.calls.filter((one) => one.rank === rank);
     const end = Math.max(0.1, ...mine.map((one) => one.end)) * 1.02;
@@ -172,7 +171,7 @@ export function mesh(el, link) {
       if (drawnFor) guess = now.guess ?? "";
       drawnFor = key;
       drawControls(now);
-    } else if (now.error) drawControls(now); // what was chosen cannot be
+    } else if (now.error) drawControls(now); // the choice was invalid
     drawViews(now);
     picture.replaceChildren(grid(now));
     after.replaceChildren(...(now.run && now.calls.length ? [step(now), table(now)] : []));

@@ -1,6 +1,4 @@
-/**
- * Pieces that all lessons are made of.
- */
+/** Elements that all lessons share. */
 
 import { bytes } from "../../widgets/js/data/format.js";
 import { make, newId } from "../../widgets/js/parts/dom.js";
@@ -9,7 +7,7 @@ import { arrow, svg } from "../../widgets/js/parts/svg.js";
 /**
  * A labelled select.
  * @param {Document} document @param {string} name
- * @param {(string|number|[string|number, string])[]} options values, or values with their words
+ * @param {(string|number|[string|number, string])[]} options values, or values with their labels
  * @param {string|number} chosen @param {(value: string) => void} onChange
  */
 export function choice(document, name, options, chosen, onChange) {
@@ -38,7 +36,7 @@ export function radios(document, el, question, choices, chosen, onChange) {
 }
 
 /**
- * What has happened, the verdict on a guess first.
+ * The result, preceded by the verdict on a guess.
  * @param {Document} document @param {string[]} said @param {boolean|null} isRight null: nothing was guessed
  */
 export function verdict(document, said, isRight) {
@@ -51,7 +49,8 @@ export function field(document, name, element) {
 }
 
 /**
- * Take what was typed, at Enter or when the field is left; once. (Notebooks keep Enter from making a change event.)
+ * Call `take` once with the typed text, on Enter or when the field loses the focus. (Notebooks suppress the change
+ * event of Enter.)
  * @param {HTMLInputElement} input @param {(value: string) => void} take
  */
 export function typed(input, take) {
@@ -76,13 +75,17 @@ export function button(document, words, onClick, more = {}) {
   return found;
 }
 
-/** A button that is not to be pressed now keeps the focus. @param {HTMLElement} one @param {boolean} isEnabled */
+/**
+ * Enable or disable a button. A disabled button keeps the focus.
+ * @param {HTMLElement} one
+ * @param {boolean} isEnabled
+ */
 export function enable(one, isEnabled) {
   one.setAttribute("aria-disabled", String(!isEnabled));
 }
 
 /**
- * A number as a cell shows it. @param {number|string} value
+ * Format a number for a cell. @param {number|string} value
  */
 export function figure(value) {
   const found = Number(value);
@@ -91,7 +94,7 @@ export function figure(value) {
   return String(Number(found.toPrecision(4)));
 }
 
-/** Ranks in a short form: `[0, 1, 2, 5]` is "0-2,5". @param {number[]} ranks */
+/** Short form of a set of ranks: `[0, 1, 2, 5]` is "0-2,5". @param {number[]} ranks */
 export function short(ranks) {
   /** @type {number[][]} */
   const runs = [];
@@ -109,7 +112,7 @@ export function inWords(ranks) {
 }
 
 /**
- * What is behind a cell: the colours of the ranks whose data it has, side by side.
+ * Set the background of a cell: the colours of the ranks whose data it contains.
  * @param {HTMLElement} cell @param {number[]} who
  */
 export function colour(cell, who) {
@@ -122,7 +125,13 @@ export function colour(cell, who) {
   cell.style.setProperty("--of", who.length === 1 ? `linear-gradient(var(--rank${who[0] % 8}), var(--rank${who[0] % 8}))` : `linear-gradient(to right, ${stops.join(", ")})`);
 }
 
-/** A cell that shows a number and whose it is. @param {Document} document @param {string} words @param {number[]} who @param {string} said */
+/**
+ * A cell that shows a number and the ranks it comes from.
+ * @param {Document} document
+ * @param {string} words
+ * @param {number[]} who
+ * @param {string} said
+ */
 export function cell(document, words, who, said) {
   const found = make(document, "span", { class: "ddpl-cell", role: "img", "aria-label": said, title: said }, make(document, "span", {}, words));
   colour(found, who);
@@ -130,7 +139,7 @@ export function cell(document, words, who, said) {
   return found;
 }
 
-/** What the colours mean. @param {Document} document @param {number} worldSize */
+/** The legend of the colours. @param {Document} document @param {number} worldSize */
 export function legend(document, worldSize) {
   const found = make(document, "span", { class: "ddpl-legend" }, "data of");
   for (let rank = 0; rank < worldSize; rank++) {

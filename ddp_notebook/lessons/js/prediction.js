@@ -1,6 +1,4 @@
-/**
- * What is predicted of a collective: where an element may come from, what it becomes, how much of it was right.
- */
+/** Predictions for a collective: possible sources of an element, its value, and the score. */
 
 /** @typedef {import("./states.js").ExplorerState} State */
 
@@ -17,7 +15,7 @@ const COMBINE = {
 };
 
 /**
- * Which inputs may go into an element of the result: `[rank, place in its input]`.
+ * The inputs that an element of the result can depend on: `[rank, index in its input]`.
  * @param {State} state @param {number} rank @param {number} at
  * @returns {[number, number][]}
  */
@@ -38,7 +36,7 @@ export function sources(state, rank, at) {
 }
 
 /**
- * The prediction of one cell after an input was brought in: combined, or in place of what was there.
+ * The prediction of a cell after an input was added: combined with the previous value, or replacing it.
  * @param {State} state @param {string} before @param {number} value
  */
 export function broughtIn(state, before, value) {
@@ -48,7 +46,11 @@ export function broughtIn(state, before, value) {
   return COMBINE[state.reduce_op](Number(before), value, n);
 }
 
-/** How many predicted cells are right: `[right, predicted]`. @param {State} state @param {Record<string, string[]>} guesses */
+/**
+ * The number of correct predictions: `[right, predicted]`.
+ * @param {State} state
+ * @param {Record<string, string[]>} guesses
+ */
 export function score(state, guesses) {
   let [right, all] = [0, 0];
   for (const rank of state.specified) {

@@ -1,6 +1,4 @@
-/**
- * A @ B in pieces: the matrices in the colours of the ranks that hold them, an element of the result to look at, a guess.
- */
+/** A @ B in pieces: matrices in the colours of the ranks that hold them, details of a chosen element, a guess. */
 
 import { button, choice, enable, figure, inWords, legend, make, radios, svg, verdict } from "./parts.js";
 
@@ -24,7 +22,8 @@ export function holders(matrix, r, c) {
 }
 
 /**
- * Of the products that add up to an element: how many each rank can make from its own pieces, and how many nobody can.
+ * Numbers of the products that add up to an element: those that each rank can compute from its own pieces, and those
+ * that no rank can.
  * @param {State} state @param {number} r @param {number} c
  */
 export function products(state, r, c) {
@@ -36,7 +35,7 @@ export function products(state, r, c) {
   return { of: inner, by: ranks.map((rank) => ks.filter((k) => isBoth(rank, k)).length), lacking: ks.filter((k) => !ranks.some((rank) => isBoth(rank, k))).length };
 }
 
-/** What the pieces mean for one element of the result. @param {State} state @param {number} r @param {number} c */
+/** Explanation for one element of the result. @param {State} state @param {number} r @param {number} c */
 export function explained(state, r, c) {
   const { of, by, lacking } = products(state, r, c);
   const head = `Element (${r}, ${c}) is row ${r} of A times column ${c} of B, ${of} products.`;
@@ -135,7 +134,7 @@ export function product(el, link) {
         found.append(one);
       }
     }
-    found.append(...marks); // above their neighbours
+    found.append(...marks); // draw above the neighbours
     return make(document, "figure", { class: "ddpl-matrix" }, make(document, "figcaption", {}, name), found);
   }
 
@@ -176,7 +175,7 @@ export function product(el, link) {
       if (drawnFor) guess = now.guess ?? "";
       drawnFor = key;
       drawControls(now);
-    } else if (now.error) drawControls(now); // what was chosen cannot be
+    } else if (now.error) drawControls(now); // the choice was invalid
     drawMatrices(now);
     rule.textContent = explained(now, chosen[0], chosen[1]);
     said.replaceChildren(...verdict(document, now.said, now.right));

@@ -1,6 +1,4 @@
-/**
- * Calls to other ranks: guess, run, and step through what was recorded.
- */
+/** Calls to other ranks: guess, run, and step through the recording. */
 
 import { callsTable, moments, sequence } from "../../widgets/js/parts/sequence.js";
 import { button, choice, enable, make, radios, verdict } from "./parts.js";

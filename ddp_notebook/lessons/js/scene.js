@@ -1,6 +1,4 @@
-/**
- * Point to point as it happened: a row for each rank, time to the right, an arrow for each message.
- */
+/** Point-to-point communication: a row for each rank, time to the right, an arrow for each message. */
 
 import { arrow, button, choice, enable, make, svg } from "./parts.js";
 
@@ -9,7 +7,7 @@ const LEFT = 58;
 const ROW = 58;
 const FOOT = 30;
 
-/** Round steps for an axis. @param {number} end */
+/** Round tick distances of an axis. @param {number} end */
 export function ticks(end) {
   const rough = end / 6;
   const power = 10 ** Math.floor(Math.log10(rough || 1));
@@ -32,7 +30,7 @@ export function scene(el, link) {
   const code = make(document, "code", {});
   const picture = make(document, "div", { class: "ddpl-scroll", tabIndex: 0, role: "region", "aria-label": "what happened" });
   const said = make(document, "ul", { class: "ddpl-said" });
-  const status = make(document, "div", { role: "status" }, said); // a list must stay one
+  const status = make(document, "div", { role: "status" }, said); // the list must keep its role
   const message = make(document, "pre", { class: "ddpl-message" });
   el.append(controls, lesson, make(document, "pre", { class: "ddpl-code", "aria-label": "what runs on every rank" }, code), picture, status, message);
 
@@ -126,7 +124,7 @@ export function scene(el, link) {
     return found;
   }
 
-  /** What the receiver of a race has. @param {number[]} values */
+  /** The values that the receiver of a race has. @param {number[]} values */
   function strip(values) {
     const changed = values.filter((value) => value !== 1).length;
     const share = Math.round((100 * changed) / values.length);

@@ -1,15 +1,15 @@
-// What the kernel says of a lesson (lessons/acts.py): the state that is drawn.
+// State of a lesson as the kernel sends it (lessons/acts.py).
 
 import type { RemoteCall, RemotePair, RemoteReference } from "../../widgets/js/calls.js";
 
-/** JSON has no NaN and no infinities: they are words. */
+/** JSON has no NaN and no infinities, so they are strings. */
 export type Figure = number | "nan" | "inf" | "-inf";
 /** From, to, bytes. */
 export type Link = [number, number, number];
 
 interface State {
   world_size: number;
-  answered?: string; // the request that was done last
+  answered?: string; // the last request that was completed
   error?: string;
 }
 
@@ -36,7 +36,7 @@ export interface ExplorerState extends State {
   inputs: Record<number, number[]>;
   in_chunks: Record<number, [string, number][]>;
   out_chunks: Record<number, [string, number][]>;
-  who: Record<number, number[][]>; // whose data an element has
+  who: Record<number, number[][]>; // the ranks whose data an element contains
   specified: number[];
   prediction: Record<number, Figure[]>;
   result: Record<number, number[]> | null;
@@ -93,7 +93,7 @@ export interface SceneState extends State {
   strip: number[] | null;
 }
 
-/** Own work, or a call; times are milliseconds. */
+/** Computation or a call; times are milliseconds. */
 export interface Event {
   rank: number;
   what: string;
@@ -118,7 +118,7 @@ export interface RemoteState extends State {
   answer: string | null;
   right: boolean | null;
   said: string[];
-  run: number | null; // the cell in which it ran last
+  run: number | null; // cell of the last run
   calls: RemoteCall[];
   references: RemoteReference[];
   pairs: RemotePair[];
@@ -137,7 +137,7 @@ export interface ProductState extends State {
   said: string[];
   to_multiply: string[]; // collectives of rank 0
   to_put_together: string[];
-  matrices: Matrix[]; // A and B; when they were multiplied the product too
+  matrices: Matrix[]; // A and B, and the product after the multiplication
   whole: number[][] | null;
   agrees: boolean | null;
 }
@@ -146,7 +146,7 @@ export interface Matrix {
   name: string;
   shape: [number, number];
   placement: string;
-  partial: boolean; // what ranks hold is to be added up
+  partial: boolean; // the values of the ranks must be summed
   parts: { rank: number; offset: [number, number]; size: [number, number]; values: number[][] }[];
 }
 
@@ -154,7 +154,7 @@ export interface MeshState extends State {
   kind: "mesh";
   ways: [string, string][];
   way: string;
-  heights: number[]; // the rows that these ranks can make
+  heights: number[]; // the rows that these ranks can compute
   rows: number;
   columns: number;
   by_rank: boolean;
@@ -171,7 +171,7 @@ export interface MeshState extends State {
   calls: MeshCall[];
 }
 
-/** Of one step; times are milliseconds. */
+/** A call of one step; times are milliseconds. */
 export interface MeshCall {
   rank: number;
   way: "row" | "column";

@@ -1,6 +1,4 @@
-/**
- * An algorithm, one step at a time: the ranks on a circle with the bytes over their links, and their chunks.
- */
+/** An algorithm, one step at a time: the ranks on a circle with the bytes on their links, and their chunks. */
 
 import { arrow, button, bytes, cell, choice, enable, field, figure, inWords, legend, make, newId, svg, typed } from "./parts.js";
 
@@ -12,7 +10,7 @@ const SIZE = 300;
 const RADIUS = 104;
 const NODE = 21;
 
-/** Where a rank stands on the circle. @param {number} rank @param {number} n */
+/** Position of a rank on the circle. @param {number} rank @param {number} n */
 export function place(rank, n) {
   const angle = (2 * Math.PI * rank) / n - Math.PI / 2;
   return [SIZE / 2 + RADIUS * Math.cos(angle), SIZE / 2 + RADIUS * Math.sin(angle)];
@@ -33,7 +31,7 @@ export function through(links, n) {
   return found;
 }
 
-/** Whether what was recorded is what theory says. @param {Edge[]} one @param {Edge[]} other */
+/** Whether the recorded links match the theory. @param {Edge[]} one @param {Edge[]} other */
 export function sameLinks(one, other) {
   const key = /** @param {Edge[]} links */ (links) => JSON.stringify([...links].sort((a, b) => a[0] - b[0] || a[1] - b[1]));
   return key(one) === key(other);
@@ -81,7 +79,7 @@ export function stepper(el, link) {
     draw();
   }
 
-  /** The next step: one that was taken already is looked at, one that was not is taken. */
+  /** Go to the next step. Run it if it has not run yet. */
   async function doStep() {
     const now = state();
     if (at < now.taken) return goTo(at + 1);
@@ -162,7 +160,7 @@ export function stepper(el, link) {
       const [dx, dy] = [b[0] - a[0], b[1] - a[1]];
       const length = Math.hypot(dx, dy);
       const [ux, uy] = [dx / length, dy / length];
-      // Links in both directions between two ranks lie side by side.
+      // Links in both directions between two ranks are drawn side by side.
       const aside = seen.has(`${to},${from}`) || now.theory.some(([f, t]) => f === to && t === from) ? 6 : 0;
       const start = [a[0] + ux * (NODE + 2) - uy * aside, a[1] + uy * (NODE + 2) + ux * aside];
       const end = [b[0] - ux * (NODE + 2) - uy * aside, b[1] - uy * (NODE + 2) + ux * aside];
@@ -196,7 +194,7 @@ export function stepper(el, link) {
   function drawGrid(now, shown) {
     const n = now.world_size;
     /** @type {[number, number][]} */
-    const bounds = []; // of each chunk
+    const bounds = []; // first and last element of each chunk
     let begin = 0;
     for (const size of now.sizes) bounds.push([begin, (begin += size)]);
     const fresh = /** @param {number} rank @param {number} chunk */ (rank, chunk) => shown.moves.some(([, to, first, last]) => to === rank && bounds[chunk][0] < last && first < bounds[chunk][1]);
@@ -253,7 +251,7 @@ export function stepper(el, link) {
       if (drawnFor) at = now.taken;
       drawnFor = key;
       drawControls(now);
-    } else if (now.error) drawControls(now); // what was chosen cannot be: they show again what is
+    } else if (now.error) drawControls(now); // the choice was invalid: reset the controls
     at = Math.min(at, now.taken);
     const shown = now.states[at];
     scrub.max = String(now.steps);

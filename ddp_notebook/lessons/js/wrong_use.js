@@ -1,6 +1,4 @@
-/**
- * What if one rank gets it wrong? It is tried on the ranks, and what happens is shown.
- */
+/** Experiments in which one rank makes an error: runs them on the ranks and shows the result. */
 
 import { button, choice, enable, figure, make } from "./parts.js";
 

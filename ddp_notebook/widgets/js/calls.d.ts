@@ -1,4 +1,4 @@
-// Calls between ranks as the kernel tells them (observe/figures/moments.py).
+// Calls between ranks as the kernel sends them (observe/figures/moments.py).
 
 /** A call to another rank; times are milliseconds since the first one was sent. */
 export interface RemoteCall {
@@ -7,12 +7,12 @@ export interface RemoteCall {
   function: string;
   kind: string;
   site: string;
-  parent: number | null; // place of the call inside of which it was made
+  parent: number | null; // index of the enclosing call
   nbytes: number | null; // null: not known
   sent: number;
   begun: number | null;
   ended: number | null;
-  done: number | null; // when its answer was there; later than `ended` with async_execution
+  done: number | null; // arrival of the answer; later than `ended` with async_execution
   returned: number | null;
   error: string;
 }
@@ -25,7 +25,7 @@ export interface RemoteReference {
   users: { rank: number; parent: number | null; since: number | null; deleted: number | null }[];
 }
 
-/** A send and its recv; `at` is when the backward went through them, from `dst` to `src`. */
+/** A send and its recv; `at` is the time of their backward pass, from `dst` to `src`. */
 export interface RemotePair {
   src: number;
   dst: number;

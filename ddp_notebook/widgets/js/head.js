@@ -1,6 +1,4 @@
-/**
- * The top of a view: its title with the state, and what is chosen for all panels.
- */
+/** The top of a view: its title and state, and the controls that apply to all panels. */
 
 import { LATE } from "./data/run.js";
 import { rankPicker } from "./parts/controls.js";
@@ -14,15 +12,14 @@ export class Head {
   /**
    * @param {Document} document
    * @param {import("./hub.js").Hub} hub
-   * @param {{compact: boolean, open: () => void, mark: () => void}} view open: all panels instead of the compact view;
-   *   mark: something has changed
+   * @param {{compact: boolean, open: () => void, mark: () => void}} view open: replaces the compact view by all panels; mark: requests a redraw
    */
   constructor(document, hub, { compact, open, mark }) {
     this.hub = hub;
     this.store = hub.store;
     this.mark = mark;
-    this.interrupt = ""; // what became of one, in words
-    this.interruptState = ""; // of the run, when it was interrupted
+    this.interrupt = ""; // result of an interrupt, as text
+    this.interruptState = ""; // state of the run at the time of the interrupt
     /** @type {(() => void)[]} */
     this.cleanup = [];
     this.title = make(document, "span", { class: "ddpm-title" });
@@ -66,7 +63,7 @@ export class Head {
     this.mark();
   }
 
-  /** Bring it in line with the store. @returns {string} the state in a sentence */
+  /** Update from the store. @returns {string} the state in a sentence */
   update() {
     const { store } = this;
     if (this.interrupt && store.state !== this.interruptState) this.interrupt = "";

@@ -1,19 +1,19 @@
 /**
- * A store, and the connection to the kernel. There is one for each model of the widget, which lives as long as the model:
- * so it has what came before a view was opened.
+ * A store, and the connection to the kernel. There is one hub for each model of the widget. It lives as long as the
+ * model, so it has the data from before a view was opened.
  */
 
 import { LATE } from "./data/run.js";
 import { Store } from "./data/store.js";
 
-const HELLO_AFTER_MS = 300; // a model that was made by a running cell gets its first message sooner
-// A front end that has no subshell for its messages yet sends the first ones to the kernel's main thread.
+const HELLO_AFTER_MS = 300; // the first message of a model from a running cell arrives earlier
+// Until a front end has a subshell for its messages, it sends them to the kernel's main thread.
 const HERE_AFTER_MS = [0, 300, 800, 1500];
-const LAST_WORDS_MS = 8000; // a kernel that is restarted has ended by then: Jupyter's servers give it five seconds
-const HEARD_AFTER_MS = 2500; // a kernel that has not answered by then reads all that when its cell is over
+const LAST_WORDS_MS = 8000; // a restarting kernel has ended by then: Jupyter servers give it five seconds
+const HEARD_AFTER_MS = 2500; // a kernel that has not answered by then reads messages only after its cell
 
 export class Hub {
-  /** @param {(message: object) => void} [send] none on a page without a kernel */
+  /** @param {(message: object) => void} [send] undefined on a page without a kernel */
   constructor(send) {
     this.store = new Store();
     this.canSend = Boolean(send);
@@ -27,8 +27,8 @@ export class Hub {
   };
 
   /**
-   * The kernel is restarted, or the connection to it is another one: what is there stays, and is the last picture. What an
-   * old one says last comes later than this; one that is there all the same answers.
+   * The kernel is restarting, or the connection was replaced. The data stays as the last picture. Last messages of the
+   * old kernel arrive later than this; a kernel that is still alive will answer.
    */
   left = () => {
     this.store.leave();
@@ -38,7 +38,7 @@ export class Hub {
     }, LAST_WORDS_MS);
   };
 
-  /** Say that somebody is here, and ask for all there is, unless it comes by itself. @returns {() => void} */
+  /** void} => Announce the view, and request a snapshot unless one arrives. @returns {() => void} => void} */
   greet() {
     const last = HERE_AFTER_MS.length - 1;
     const timers = HERE_AFTER_MS.map((after, at) =>
@@ -57,7 +57,10 @@ export class Hub {
     return () => timers.forEach((timer) => clearTimeout(timer));
   }
 
-  /** A question; its answer is in `store.answers` by the number that is returned. @param {Record<string, any>} message */
+  /**
+   * Send a request. Its answer appears in `store.answers` under the returned number.
+   * @param {Record<string, any>} message
+   */
   ask(message) {
     this.send({ ...message, request: ++this.requests });
     return this.requests;

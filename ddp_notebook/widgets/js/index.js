@@ -1,78 +1,78 @@
 /**
  * The live monitor in the browser: as a widget (anywidget), and on a page without a kernel (`mount`).
  *
- * A module imports from its own room and from those above it in this list; tests/js/layers.test.js holds that.
+ * A module imports only from its own folder and from folders above it in this list. tests/js/layers.test.js checks
+ * this.
  *
- *     data/       what is known, without a page
- *       format          numbers, times, sizes and sets of ranks in words
- *       names           which collective a row is of
- *       unpack          from a message of the feed to columns
+ *     data/       the state, without access to the page
+ *       format          text for numbers, times, sizes and sets of ranks
+ *       names           identity of the collective that a row belongs to
+ *       unpack          converts a message of the feed to columns
  *       table           rows in columns, in bounded memory
- *       tables          the tables that are kept, and the rows of a step or of a collective
- *       courses         the courses of metrics: what each rank has logged in each cell
- *       run             all that is known of one run
- *       intake          how messages are taken in
- *       store           what panels ask
- *       steps           what a step's time went into; its buckets
- *       stepmarks       when each step was; which were left out
- *       lanes           spans in the order of their start, by rank
- *       values          elements of tensors: written, compared, in one line
- *       tensor_source   which collective's tensors are shown, and asking for all elements
- *     drawing/    from numbers to places and pixels
- *       colours         what each colour means, light and dark; the colour of a rank
- *       canvas          a sharp canvas, words and arrows on it
- *       pixels          rectangles straight into pixels
+ *       tables          the tables of the store, and the rows of a step or of a collective
+ *       courses         courses of metrics: the logged values of each rank and cell
+ *       run             state of one run
+ *       intake          write side of the store: adds messages
+ *       store           read side of the store, for panels
+ *       steps           how the time of a step was spent; its buckets
+ *       stepmarks       times of steps, and steps that were left out
+ *       lanes           spans sorted by start, by rank
+ *       values          formats, compares and summarises elements of tensors
+ *       tensor_source   the shown collective, and requests for all its elements
+ *     drawing/    converts numbers to positions and pixels
+ *       colours         meanings of colours, light and dark; colours of ranks
+ *       canvas          a sharp canvas with text and arrows
+ *       pixels          rectangles drawn directly into pixels
  *       axis            ticks and their labels
- *       timewindow      the stretch of time that the timeline shows: zoom, pan, axis
+ *       timewindow      the time window of the timeline: zoom, pan, axis
  *       curves          lines of a metric, smoothed and thinned
- *       stepbars        where the bars of the steps lie
- *       sync_draw       the bars of the steps, the buckets, the ranks' times
- *       bars            where the timeline's bars lie
- *       links           ribbons that join a collective's calls, arrows of remote calls
- *       timeline_draw   the timeline
- *       heat            numbers as colours
- *       tiles           where tensors lie
- *       tensors_draw    the tensors
- *     parts/      pieces of the page that several panels have
- *       dom             an element in one line
- *       a11y            the sentence and the table behind a picture, the line that is read out
- *       svg             elements of SVG
- *       sequence        calls between ranks, and who has a reference to what
- *       controls        choosing ranks, metric, step, collective
- *       legend          what the colours of the steps' bars mean
- *       notices         who hangs, what goes on, what was left out
- *       tooltip         words beside the pointer
- *     panels/     a tab each
- *       index           the list of panels, and what a panel is
+ *       stepbars        positions of the bars of the steps
+ *       sync_draw       draws the bars of the steps, the buckets, the times of the ranks
+ *       bars            positions of the bars of the timeline
+ *       links           ribbons that join the calls of a collective, arrows of remote calls
+ *       timeline_draw   draws the timeline
+ *       heat            colours for numbers
+ *       tiles           positions of tensors
+ *       tensors_draw    draws the tensors
+ *     parts/      elements that several panels share
+ *       dom             elements in one line
+ *       a11y            sentence and table behind a picture, line for screen readers
+ *       svg             SVG elements in one line
+ *       sequence        calls between ranks, and references
+ *       controls        choice of ranks, metric, step, collective
+ *       legend          meanings of the colours of the step bars
+ *       notices         hanging ranks, state of the run, left-out data
+ *       tooltip         text next to the pointer
+ *     panels/     one tab each
+ *       index           list of panels, and the interface of a panel
  *       loss            metrics: loss_picture, loss_missing
  *       sync            gradient synchronisation
  *       timeline        the timeline: timeline_choice, timeline_controls, timeline_pointer, timeline_words
  *       tensors         the tensors of a collective: tensors_words
- *       ranks           how each rank is
- *       calls           calls between ranks, one moment after the other
+ *       ranks           the state of each rank
+ *       calls           calls between ranks, moment by moment
  *     hub         a store, and the connection to the kernel
- *     neighbours  the full view of a session and the small ones under its cells
- *     head        the title and what is chosen for all panels
- *     view        one view: tabs, when to draw
+ *     neighbours  connects the full view of a session and the compact views under its cells
+ *     head        the title, and the controls that apply to all panels
+ *     view        one view: tabs, and the times of drawing
  */
 
 import { Hub } from "./hub.js";
 import { makeView } from "./view.js";
 import { fromBase64 } from "./data/unpack.js";
 
-/** @type {Map<string, Hub>} by the widget's key: a model comes to `initialize` and to `render` as different objects */
+/** @type {Map<string, Hub>} by the widget's key: `initialize` and `render` get different objects for the same model */
 const hubs = new Map();
 
 /**
- * @typedef {object} Model  of anywidget, as far as it is used
+ * @typedef {object} Model  the used part of anywidget's model
  * @property {(name: "key"|"compact"|"group"|"place") => any} get
  * @property {(content: object) => void} send
- * @property {(name: "msg:custom"|"comm_live_update", listener: Hub["receive"]|Hub["left"]) => void} on  the second name
- *   is of ipywidgets, and told when a manager has lost the kernel
+ * @property {(name: "msg:custom"|"comm_live_update", listener: Hub["receive"]|Hub["left"]) => void} on  ipywidgets sends the second event when a manager has lost the kernel
  * @property {(name: "msg:custom"|"comm_live_update", listener: Hub["receive"]|Hub["left"]) => void} off
  */
 
-/** Once for each model: takes in what comes, whether somebody looks or not. @param {{model: Model}} context */
+/** Called once for each model. Stores messages even if there is no view. @param {{model: Model}} context */
 function initialize({ model }) {
   const key = model.get("key");
   const hub = new Hub((message) => model.send(message));
@@ -88,7 +88,7 @@ function initialize({ model }) {
   };
 }
 
-/** Once for each view. @param {{model: Model, el: HTMLElement}} context */
+/** Called once for each view. @param {{model: Model, el: HTMLElement}} context */
 function render({ model, el }) {
   const key = model.get("key");
   if (!hubs.has(key)) initialize({ model });
@@ -99,11 +99,11 @@ function render({ model, el }) {
 export default { initialize, render };
 
 /**
- * The monitor on a page.
+ * Show the monitor on a page.
  * @param {HTMLElement} el
  * @param {{start(deliver: Hub["receive"]): (() => void)|void, send?(message: object): void}} source
  * @param {{panel?: string, compact?: boolean}} [options]
- * @returns {() => void} takes it away
+ * @returns {() => void} removes the monitor
  */
 export function mount(el, source, { panel = "loss", compact = false } = {}) {
   const hub = new Hub(source.send?.bind(source));
@@ -116,7 +116,7 @@ export function mount(el, source, { panel = "loss", compact = false } = {}) {
 }
 
 /**
- * A source of messages that were kept.
+ * A source of stored messages.
  * @param {[Record<string, any>, string|ArrayBuffer][]} messages header, and buffer or its base64
  */
 export function recorded(messages) {

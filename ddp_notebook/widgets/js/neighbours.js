@@ -1,28 +1,33 @@
 /**
- * The full view and the compact views of one session, which find each other on the page.
+ * Connects the full view and the compact views of one session on the page.
  *
- * A compact view stands under a running cell. While the full view of `%ddp_monitor` can be seen it is one line with a
- * link. Each widget loads this module anew, so what they know of each other stands in the page.
+ * A compact view stands under a running cell. While the full view of `%ddp_monitor` is visible, the compact view is one
+ * line with a link. Each widget loads its own copy of this module, so the shared state is in the page.
  */
 
 import { make, show } from "./parts/dom.js";
 
 const CHANGED = "ddp-monitor-seen";
-const LEAST_SEEN = 0.3; // of the full view, so that it counts as seen
+const LEAST_SEEN = 0.3; // share of the full view that must be visible
 export const THRESHOLDS = [0, LEAST_SEEN, 0.6];
 
 /** @param {IntersectionObserverEntry} entry */
 export const isWellSeen = ({ isIntersecting, intersectionRatio, intersectionRect, rootBounds }) =>
   isIntersecting && (intersectionRatio >= LEAST_SEEN || (rootBounds !== null && intersectionRect.height > rootBounds.height / 2));
 
-/** Tell the compact views whether a full view can be seen. @param {HTMLElement} root of the full view @param {{group: string, place: string}} whose @param {boolean} isSeen */
+/**
+ * Notify the compact views whether a full view is visible.
+ * @param {HTMLElement} root of the full view
+ * @param {{group: string, place: string}} whose
+ * @param {boolean} isSeen
+ */
 export function tellSeen(root, { group, place }, isSeen) {
   if (!group || root.dataset.seen === String(isSeen)) return;
   Object.assign(root.dataset, { group, place, seen: String(isSeen) });
   root.ownerDocument.dispatchEvent(new CustomEvent(CHANGED, { detail: group }));
 }
 
-/** A full view goes. @param {HTMLElement} root */
+/** Notify the compact views that a full view was removed. @param {HTMLElement} root */
 export function tellGone(root) {
   const { group } = root.dataset;
   delete root.dataset.group;
@@ -33,7 +38,7 @@ export function tellGone(root) {
  * The line in a compact view that leads to the full one.
  * @param {HTMLElement} root of the compact view
  * @param {string} group
- * @param {() => void} changed the view is another one now
+ * @param {() => void} changed called when the view changes
  */
 export function follow(root, group, changed) {
   const document = root.ownerDocument;

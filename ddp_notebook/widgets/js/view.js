@@ -1,7 +1,7 @@
 /**
- * One view: tabs or the compact row, the lines above and below the picture, and when to draw.
+ * One view: tabs or the compact row, the lines above and below the picture, and the times of drawing.
  *
- * A panel is drawn in an animation frame, if something has changed and the view is on the screen.
+ * A panel is drawn in an animation frame if something has changed and the view is visible.
  */
 
 import { palette, themeOf } from "./drawing/colours.js";
@@ -23,7 +23,8 @@ const MOST_LATENCIES = 5000;
  * @param {HTMLElement} el
  * @param {import("./hub.js").Hub} hub
  * @param {{panel: string, compact: boolean, key?: string, group?: string, place?: string}} options group, place: see `neighbours.js`
- * @returns {() => void} takes the view away
+ * @returns {() => void} removes the view
+ *
  */
 export function makeView(el, hub, { panel = "loss", compact = false, key = "", group = "", place = "" }) {
   const document = el.ownerDocument;
@@ -33,7 +34,7 @@ export function makeView(el, hub, { panel = "loss", compact = false, key = "", g
   el.append(sheet, root);
   let view = new View(root, hub, { panel: panel in PANELS ? panel : "loss", compact, open, whose: { group, place } });
 
-  /** All panels instead of the compact view. */
+  /** Replace the compact view by all panels. */
   function open() {
     view.destroy();
     root.classList.remove("ddpm-elsewhere");
@@ -66,7 +67,7 @@ class View {
     this.frame = 0;
     this.freshSeen = 0;
     this.drawnDpr = 0;
-    // What tests read.
+    // Read by tests.
     this.hook = {
       store: this.store,
       /** @type {object[]} */ latency: [],
@@ -169,7 +170,7 @@ class View {
     this.shown.push({ name, el, panel, behind: behind(el, panel, title), width: 0, height: 0 });
   }
 
-  /** The panels that can be seen. */
+  /** The visible panels. */
   get current() {
     return this.compact ? this.shown : this.shown.filter((one) => one.name === this.panelName);
   }
@@ -219,7 +220,10 @@ class View {
     this.mark();
   }
 
-  /** Hide the panels of a compact view that have nothing to draw, unless that is true of all. Returns whether that is new. */
+  /**
+   * Hide the panels of a compact view that have nothing to draw, unless all are empty. Returns whether this has
+   * changed.
+   */
   #showFilled() {
     if (!this.compact) return false;
     const empty = this.shown.map(({ panel }) => panel.isEmpty?.() ?? false);
@@ -283,11 +287,11 @@ class View {
     if (drawMs.length > 1000) drawMs.splice(0, 500);
   }
 
-  /** How old a logged value is when its line is drawn. @param {string|null} metric */
+  /** Measure the age of a logged value when its line is drawn. @param {string|null} metric */
   #measure(metric) {
     const { store, hook } = this;
     const now = performance.now();
-    if (store.freshTotal < this.freshSeen) this.freshSeen = 0; // another run
+    if (store.freshTotal < this.freshSeen) this.freshSeen = 0; // another run has started
     const known = store.fresh.length - Math.min(store.fresh.length, store.freshTotal - this.freshSeen);
     this.freshSeen = store.freshTotal;
     for (const one of store.fresh.slice(known)) {
@@ -307,14 +311,14 @@ class View {
     const words = this.head.update();
     this.root.dataset.state = store.choice.paused ? "paused" : alarm ? "stuck" : store.state;
     this.status.say(words);
-    // A hang is shown above; here it is only read out.
+    // A hang is shown above; here it is only for screen readers.
     this.statusEl.classList.toggle("ddpm-hidden", alarm !== "" && words.endsWith(alarm));
-    const answers = this.compact ? "" : answersInWords(store); // there is nothing to ask in a compact view
+    const answers = this.compact ? "" : answersInWords(store); // a compact view sends no requests
     const notes = [...this.current.flatMap((one) => one.panel.notes()), ...inWords(store, this.current.map(({ name }) => name)), answers].filter(Boolean).join(" · ");
     if (this.notes.textContent !== notes) this.notes.textContent = notes;
   }
 
-  /** What is drawn now; `due`: something else is to be drawn in the next frame in which the view can be seen. */
+  /** The drawn state. `due`: there is something else to draw in the next frame in which the view is visible. */
   state() {
     const { store } = this;
     const panels = Object.fromEntries(this.current.map((one) => [one.name, one.panel.state()]));

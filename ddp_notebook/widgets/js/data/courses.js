@@ -1,41 +1,41 @@
 /**
- * The courses of metrics: for each name and cell what every rank has logged, and how much of that is here.
+ * Courses of metrics: the values that each rank has logged under one name in one cell, as far as this view has them.
  *
- * The kernel counts what was logged (table `course`) and sends the rows (table `metric`), or the lowest and highest of
- * neighbouring ones where there are too many. So a course knows how many of its points are missing here.
+ * The kernel counts the logged values (table `course`) and sends the rows (table `metric`). If there are too many, it
+ * sends only the lowest and highest of neighbouring rows. So a course knows how many of its points are missing here.
  */
 
 import { STEP_UNITS } from "./tables.js";
 
-const MOST_NAMES = 256; // as many as the kernel sends of one cell
-const MOST_POINTS = 1 << 19; // of all courses; more than a saved page brings
+const MOST_NAMES = 256; // limit of the kernel for one cell
+const MOST_POINTS = 1 << 19; // for all courses; more than a saved page contains
 
 /** @typedef {{steps: Float64Array, values: Float64Array, times: Float64Array}} Points  of one rank, by step */
 
-/** What was logged under one name in one cell. */
+/** The values logged under one name in one cell. */
 export class Course {
-  /** @param {number} cell @param {number} name a text's number @param {number} limit points of a rank */
+  /** @param {number} cell @param {number} name number of a text @param {number} limit points of a rank */
   constructor(cell, name, limit) {
     this.cell = cell;
     this.name = name;
     this.limit = limit;
-    this.counted = 0; // points on all ranks, as the kernel counts them
+    this.counted = 0; // points on all ranks, counted by the kernel
     this.received = 0; // since the rows were last replaced
-    this.leftOut = 0; // points that the last answer did not have
+    this.leftOut = 0; // points missing in the last answer
     this.first = Infinity; // step
     this.last = -Infinity;
-    this.isGiven = true; // the program gave all steps
-    this.unit = 0; // what the steps count, an index of STEP_UNITS
+    this.isGiven = true; // the program passed all step numbers
+    this.unit = 0; // unit of the steps, an index of STEP_UNITS
     /** @type {Map<number, Series>} */
     this.series = new Map(); // by rank
   }
 
-  /** How many points were logged on all ranks. */
+  /** Number of points logged on all ranks. */
   get logged() {
     return Math.max(this.counted, this.received);
   }
 
-  /** How many of them are here. */
+  /** Number of points in this view. */
   get held() {
     let sum = 0;
     for (const { length } of this.series.values()) sum += length;
@@ -46,7 +46,7 @@ export class Course {
     return this.logged - this.held;
   }
 
-  /** Forget the rows, not how many there are. */
+  /** Drop the rows, but keep their count. */
   drop() {
     this.counted = this.logged;
     this.received = 0;
@@ -69,14 +69,14 @@ export class Course {
   }
 }
 
-/** One cell, or several whose program gave steps that go on from one cell to the next. */
+/** One cell, or several cells whose program passed step numbers that continue from one cell to the next. */
 export class RunOfCells {
   /** @param {Course[]} courses in the order of their cells */
   constructor(courses) {
     this.courses = courses;
   }
 
-  /** The number of its first cell, by which it is chosen. */
+  /** Number of the first cell, which identifies the run. */
   get key() {
     return this.courses[0].cell;
   }
@@ -89,7 +89,7 @@ export class RunOfCells {
     return Math.max(...this.courses.map(({ last }) => last));
   }
 
-  /** What its steps count, in words. */
+  /** Unit of the steps. */
   get unit() {
     return STEP_UNITS[Math.max(...this.courses.map(({ unit }) => unit))];
   }
@@ -103,9 +103,9 @@ export class RunOfCells {
   }
 
   /**
-   * The points of some ranks, as views that the next message may change.
+   * The points of some ranks, as array views, which the next message may change.
    * @param {number[]} ranks
-   * @param {number} time up to which
+   * @param {number} time upper limit
    * @returns {Map<number, Points>}
    */
   points(ranks, time) {
@@ -131,7 +131,7 @@ export class Courses {
     /** @type {Map<string, Map<number, Course>>} */
     this.byName = new Map();
     /** @type {Set<string>} */
-    this.leftOut = new Set(); // names that have no room here
+    this.leftOut = new Set(); // names that exceed the limit of this view
   }
 
   /**
@@ -158,7 +158,11 @@ export class Courses {
     return course;
   }
 
-  /** Remove the name whose last cell is the oldest, if it is older than this cell. @param {number} cell @returns {boolean} whether there is room now */
+  /**
+   * Remove the name with the oldest last cell, if it is older than this cell.
+   * @param {number} cell
+   * @returns {boolean} whether there is room now
+   */
   #makeRoom(cell) {
     let oldest = "";
     let before = cell;
@@ -175,7 +179,7 @@ export class Courses {
   /**
    * The runs of a metric, oldest first.
    * @param {string} words
-   * @param {number|null} only this cell alone; null: all
+   * @param {number|null} only this cell alone; null for all cells
    * @returns {RunOfCells[]}
    */
   runs(words, only = null) {
@@ -191,7 +195,10 @@ export class Courses {
     return found;
   }
 
-  /** Let the rows of the oldest cells go where there are too many. @param {(course: Course) => boolean} isShown those stay */
+  /**
+   * Drop the rows of the oldest cells if there are too many.
+   * @param {(course: Course) => boolean} isShown courses to keep
+   */
   bound(isShown) {
     const all = [...this.byName.values()].flatMap((cells) => [...cells.values()]).sort((a, b) => a.cell - b.cell);
     let sum = all.reduce((total, one) => total + one.held, 0);
@@ -205,18 +212,18 @@ export class Courses {
 }
 
 /**
- * One rank's points, in bounded memory. When a series is full, its older part is thinned: the lowest and the highest of
- * neighbouring points stay, in the order in which they came. So every point that is kept was logged. The older part is
- * equally dense everywhere; when it takes more than half of the room it is thinned to half of its density.
+ * Points of one rank, in bounded memory. If a series is full, its older part is thinned: only the lowest and the
+ * highest of neighbouring points stay, in their original order. So every kept point was logged. The older part has a
+ * uniform density. If it takes more than half of the memory, its density is halved.
  */
 export class Series {
   /** @param {number} limit points, a multiple of 8 */
   constructor(limit) {
     this.limit = limit;
     this.length = 0;
-    this.thinned = 0; // points that were let go
+    this.thinned = 0; // dropped points
     this.older = 0; // points of the older part
-    this.together = 2; // one of so many logged points of the older part is kept
+    this.together = 2; // one of so many logged points stays in the older part
     this.steps = new Float64Array(64);
     this.values = new Float64Array(64);
     this.times = new Float64Array(64);
@@ -260,7 +267,7 @@ export class Series {
     this.thinned += before - this.length;
   }
 
-  /** Keep two of each `size` points from one index to another. @returns {number} where they end now */
+  /** Keep two of each `size` points between two indexes. @returns {number} the new end */
   #reduce(/** @type {number} */ from, /** @type {number} */ until, /** @type {number} */ size) {
     let to = from;
     let at = from;
@@ -271,7 +278,7 @@ export class Series {
     return end;
   }
 
-  /** The indexes of the lowest and the highest. A NaN or infinity matters most and takes the place of one. */
+  /** Indexes of the lowest and the highest value. A NaN or infinity has priority and replaces one of them. */
   #extremes(/** @type {number} */ from, /** @type {number} */ until) {
     const { values } = this;
     let [low, high, broken] = [-1, -1, -1];

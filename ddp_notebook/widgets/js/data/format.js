@@ -1,5 +1,5 @@
 /**
- * Numbers, times, sizes and sets of ranks in words.
+ * Text for numbers, times, sizes and sets of ranks.
  *
  * Times are milliseconds, as in the feed. A missing number is an en dash, never a zero.
  */
@@ -22,7 +22,7 @@ export function duration(milliseconds) {
 }
 
 /**
- * A size in powers of ten, as networks count: `4.1 kB`, `26 MB`.
+ * A size in powers of ten, as for networks: `4.1 kB`, `26 MB`.
  * @param {number} nbytes
  */
 export function bytes(nbytes) {
@@ -48,7 +48,7 @@ export function percent(share) {
 }
 
 /**
- * A value as a metric is read: three significant digits, an exponent only where it is shorter.
+ * A value of a metric: three significant digits, and an exponent only if that is shorter.
  * @param {number} value
  */
 export function number(value) {
@@ -59,7 +59,7 @@ export function number(value) {
   return size >= 999.5 ? Math.round(value).toLocaleString("en-US") : significant(value);
 }
 
-/** Three significant digits without an exponent; trailing zeros tell how precise it is. @param {number} value */
+/** Three significant digits without an exponent; trailing zeros show the precision. @param {number} value */
 function significant(value) {
   if (value === 0) return "0";
   const size = Number(Math.abs(value).toPrecision(3)); // 0.9997 has a digit before the point
@@ -94,11 +94,11 @@ export function ranksInWords(ranks) {
 }
 
 /**
- * What somebody typed as a set of ranks: `"0-3, 7"`, `"all"`, `"-2"` is an error.
+ * Parse a typed set of ranks: `"0-3, 7"`, `"all"`, `"-2"` is an error.
  * @param {string} text
  * @param {number} worldSize
  * @returns {Set<number>|null} null: all ranks
- * @throws {RangeError} that says which part is wrong and what is allowed
+ * @throws {RangeError} naming the invalid part and the valid range
  */
 export function parseRanks(text, worldSize) {
   const trimmed = text.trim().toLowerCase();

@@ -1,6 +1,4 @@
-/**
- * How the store takes in messages: rows go into tables and indexes, missing messages are noticed, snapshots merged.
- */
+/** Write side of the store: adds rows to tables and indexes, detects missing messages, merges snapshots. */
 
 import { MISSING } from "./format.js";
 import { keyOf, nameAt } from "./names.js";
@@ -15,8 +13,8 @@ const NO_ROWS = { rows: 0, columns: {}, widths: {} };
 const MOST_OPEN = 2000; // spans of a rank
 
 /**
- * What a span is known by when it comes again: a call by its number, a part of a step by its start. Times travel
- * rounded, not always to the same: `shift` is for the neighbours.
+ * Key of a span, which identifies repeated rows: a call by its number, a part of a step by its start. Rounding of times
+ * can differ between messages, so `shift` selects neighbouring keys.
  * @param {Record<string, any>} columns
  * @param {number} at
  */
@@ -25,7 +23,12 @@ function spanKey({ rank, kind, call, start, thread }, at, shift = 0) {
   return `${rank[at]} ${kind[at]} ${thread[at]} ${Math.round(start[at] * 100) + shift}`;
 }
 
-/** The key under which a map has the span, if it has. @param {Map<string, number>} map @param {Record<string, any>} columns @param {number} at */
+/**
+ * The key under which a map contains the span, if any.
+ * @param {Map<string, number>} map
+ * @param {Record<string, any>} columns
+ * @param {number} at
+ */
 function knownKey(map, columns, at) {
   for (const shift of columns.kind[at] >= EXECUTION ? [0] : [0, -1, 1]) {
     const key = spanKey(columns, at, shift);
@@ -34,7 +37,7 @@ function knownKey(map, columns, at) {
   return undefined;
 }
 
-/** How many rows of each course there are, by cell and name. @param {import("./unpack.js").Rows} metric */
+/** Number of rows of each course, by cell and name. @param {import("./unpack.js").Rows} metric */
 function rowsOfEach({ rows, columns }) {
   /** @type {Map<string, number>} */
   const found = new Map();
@@ -45,24 +48,24 @@ function rowsOfEach({ rows, columns }) {
   return found;
 }
 
-/** @param {Map<any, any>|Set<any>} all its oldest entry goes */
+/** @param {Map<any, any>|Set<any>} all the oldest entry is removed */
 function deleteFirst(all) {
   for (const key of all.keys()) return void all.delete(key);
 }
 
-/** The half of the store that is written; `Store` is the half that is read. */
+/** Write side of the store; `Store` is the read side. */
 export class Intake extends Run {
   constructor() {
     super();
     /** @type {Set<(what: "data"|"choice") => void>} */
     this.listeners = new Set();
     /** @type {Set<number>} */
-    this.answered = new Set(); // questions, also those of which the rows are not kept
-    this.heard = ""; // when the kernel answers this view: "now" or LATE; not known yet
+    this.answered = new Set(); // answered requests, including those whose rows are no longer kept
+    this.heard = ""; // when the kernel answers this view: "now" or LATE; "": not known yet
     this.choice = {
       /** @type {Set<number>|null} */ ranks: null,
       /** @type {string|null} */ metric: null,
-      /** @type {Set<number>|null} */ runs: null, // of the metric, by their first cells; null: the newest
+      /** @type {Set<number>|null} */ runs: null, // runs of the metric by their first cell; null: the newest run
       log: false,
       smoothing: 0,
       /** @type {{cell: number, step: number}|null} */ step: null,
@@ -79,14 +82,14 @@ export class Intake extends Run {
   }
 
   /**
-   * Take in a message.
+   * Add a message.
    * @param {Record<string, any>} message
    * @param {(ArrayBuffer|ArrayBufferView)[]} [buffers]
-   * @returns {boolean} whether a snapshot is needed: messages are missing, and it was not asked for lately
+   * @returns {boolean} whether to request a snapshot: messages are missing, and none was requested recently
    */
   feed(message, buffers = []) {
     const now = performance.now();
-    const tables = unpack(message, buffers); // first of all: a message that cannot be read is one that is missing
+    const tables = unpack(message, buffers); // first, because a message that cannot be unpacked counts as missing
     if (message.kind === "answer") {
       this.#take(message, tables, true);
       if (message.request !== undefined) this.answers.set(message.request, { message, rows: tables, buffers });
@@ -107,13 +110,13 @@ export class Intake extends Run {
     return this.wantsSnapshot(now);
   }
 
-  /** When the kernel answers, as was measured. @param {string} when */
+  /** Set the measured answer time of the kernel. @param {string} when */
   takeHeard(when) {
     this.heard = when;
     this.tell("data");
   }
 
-  /** Nothing comes any more, and nobody answers: the kernel is gone. */
+  /** Note that the kernel is gone: no messages and no answers will arrive. */
   leave() {
     this.state = "gone";
     this.alert = this.heard = "";
@@ -123,7 +126,10 @@ export class Intake extends Run {
     this.tell("data");
   }
 
-  /** Another run: nothing of the one before is shown; what was chosen stays where it can. @param {Record<string, any>} message */
+  /**
+   * Start another run: drop the data of the previous one, and keep the choices that are still valid.
+   * @param {Record<string, any>} message
+   */
   #startRun(message) {
     Object.assign(this, new Run(message.run));
     this.choice.step = this.choice.collective = this.choice.remote = this.choice.window = this.choice.runs = null;
@@ -134,7 +140,7 @@ export class Intake extends Run {
   /**
    * @param {Record<string, any>} message
    * @param {Record<string, import("./unpack.js").Rows>} tables
-   * @param {boolean} mayBeKnown rows may have come before
+   * @param {boolean} mayBeKnown the rows may be repeated
    */
   #take(message, tables, mayBeKnown) {
     for (const [number, text] of message.texts ?? []) this.texts.set(number, text);
@@ -151,7 +157,10 @@ export class Intake extends Run {
     if (tables.rank) this.#takeRanks(tables.rank);
   }
 
-  /** All that are known. @param {{model: number, time: number, buckets: {parameters: string[]}[]}[]} layouts */
+  /**
+   * Replace the layouts; a message always contains all of them.
+   * @param {{model: number, time: number, buckets: {parameters: string[]}[]}[]} layouts
+   */
   #takeLayouts(layouts) {
     this.layouts.clear();
     for (const layout of layouts) {
@@ -162,15 +171,15 @@ export class Intake extends Run {
   }
 
   /**
-   * Rows of metrics, and how many there are of each course.
+   * Add rows of metrics, and the sizes of their courses.
    * @param {Record<string, import("./unpack.js").Rows>} tables
-   * @param {string} kind of the message; rows of all but a delta take the place of all that is here of these courses
+   * @param {string} kind of the message; except for a delta, the rows replace all rows of these courses
    */
   #takeMetrics({ metric = NO_ROWS, course = NO_ROWS }, kind) {
     const { metrics, worldSize } = this;
     const isWhole = kind !== "delta";
     /** @type {Set<import("./courses.js").Course>} */
-    const known = new Set(); // those of which at least as much is here
+    const known = new Set(); // courses of which this view has at least as many points
     const replaced = new Set();
     /** @type {Set<import("./courses.js").Course>} */
     const answered = new Set();
@@ -184,7 +193,8 @@ export class Intake extends Run {
       one.unit = Math.max(one.unit, unit[at]);
       if (kind === "answer") answered.add(one);
       if (!isWhole) one.counted = one.logged + points[at];
-      // The rows of an answer are equally dense, and those that are here are not: after the last answer few have come.
+      // The rows of an answer are evenly thinned; the rows here are denser at their end, since they arrived after the
+      // last answer.
       else if (one.logged === points[at] && (kind === "answer" ? !one.missing : one.held >= (sent.get(`${cells[at]} ${names[at]}`) ?? 0))) known.add(one);
       else {
         one.drop();
@@ -206,13 +216,13 @@ export class Intake extends Run {
       this.fresh.push({ rank: rank[at], name: words, step: step[at], value: value[at], time: time[at] });
       this.freshTotal++;
     }
-    for (const one of answered) one.leftOut = one.missing; // before the next delta, which may leave out more
+    for (const one of answered) one.leftOut = one.missing; // before the next delta, which may leave out more rows
     if (metric.rows) metrics.bound((one) => one.cell === this.cell || Boolean(this.choice.runs?.has(one.cell)));
     if (this.fresh.length > 2 * MOST_FRESH) this.fresh.splice(0, this.fresh.length - MOST_FRESH);
   }
 
   /**
-   * Rows that replace the one before with the same key.
+   * Add rows that replace earlier rows with the same key.
    * @param {import("./unpack.js").Rows} rows
    * @param {import("./table.js").Table} table
    * @param {import("./tables.js").Index} index
@@ -257,7 +267,7 @@ export class Intake extends Run {
     this.forget();
   }
 
-  /** Row numbers of the spans that a snapshot or an answer may bring again. @param {import("./unpack.js").Rows} rows */
+  /** Row numbers of the spans that a snapshot or an answer may repeat. @param {import("./unpack.js").Rows} rows */
   #knownSpans({ rows, columns }) {
     let from = Infinity;
     for (let at = 0; at < rows; at++) from = Math.min(from, columns.start[at]);
@@ -284,7 +294,7 @@ export class Intake extends Run {
     this.forget();
   }
 
-  /** When sends and receives began, by rank and call. A collective's start comes with its spans. */
+  /** Start times of sends and receives, by rank and call. Spans contain the start of a collective. */
   #startsOfMessages() {
     const { span } = this.tables;
     const { rank, kind, call, start } = span.columns;
@@ -310,14 +320,14 @@ export class Intake extends Run {
     const key = keyOf(name);
     let entry = this.collectiveIndex.get(key);
     if (!entry) {
-      // Values may come before the span: until then the collective begins now.
+      // Values can arrive before the span. Until then, use the current time as the start.
       entry = new CollectiveEntry(name, Number.isNaN(start) ? this.liveNow : start);
       entry.since = rowNumber;
       this.collectiveIndex.set(key, entry);
       this.isCollectiveListCurrent = false;
     }
     if (start < entry.start || (start > entry.start && !entry.spans.size)) {
-      entry.start = start; // the first rank's
+      entry.start = start; // start on the first rank
       this.isCollectiveListCurrent = false;
     }
     entry.op = op || entry.op;

@@ -1,19 +1,19 @@
 /**
- * Spans in the order of their start, one lane per rank and purpose, so that those of a window are found by halving.
+ * Spans sorted by start, in one lane per rank and purpose, so that a binary search finds the spans of a window.
  *
- * A lane is a struct of arrays that grows as deltas arrive: mostly at its end, in between where the kernel has answered
- * for a time that it had left out. Spans of one lane that overlap get slots below each other.
+ * A lane is a struct of arrays. Deltas usually append to it. An answer of the kernel for a time that was left out
+ * inserts spans in between. Overlapping spans of a lane get slots below each other.
  */
 
-/** The lanes of a rank, and the lane of each kind. */
+/** The lanes of a rank, and the lane of each kind of spans. */
 export const CELL = 0, COMPUTE = 1, COMMUNICATION = 2;
 const LANE_OF = [CELL, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMMUNICATION, COMMUNICATION, COMMUNICATION, COMMUNICATION];
-/** More spans at once than this share the last slot. */
+/** Further overlapping spans share the last slot. */
 export const MOST_SLOTS = 4;
 /** `state` of a span of communication. */
 export const ISSUED = 0, FAILED = 2, UNWAITED = 3;
 
-const SAME_MS = 0.01; // spans of one kind that differ by less are one
+const SAME_MS = 0.01; // spans of one kind that differ by less are the same span
 const COLUMNS = /** @type {const} */ (["start", "end", "row", "call", "wait", "kind", "state"]);
 const SETTLED = /** @type {const} */ (["reach", "slot"]); // columns that `settle` fills
 
@@ -24,9 +24,9 @@ export class Lane {
     this.length = 0;
     this.depth = 1; // slots in use
     this.start = new Float64Array(32);
-    this.end = new Float64Array(32); // Infinity: not over
-    this.reach = new Float64Array(32); // the latest end of this span and all before it
-    this.row = new Float64Array(32); // its number in the store's table
+    this.end = new Float64Array(32); // Infinity: still open
+    this.reach = new Float64Array(32); // latest end of this span and all earlier ones
+    this.row = new Float64Array(32); // row number in the store's table
     this.call = new Float64Array(32);
     this.wait = new Float32Array(32); // NaN: unknown
     this.kind = new Uint8Array(32);
@@ -38,7 +38,7 @@ export class Lane {
     this.openCount = 0;
   }
 
-  /** Twice the room. */
+  /** Double the capacity. */
   _grow() {
     for (const name of /** @type {const} */ (["start", "end", "reach", "row", "call"])) this[name] = joined(this[name], new Float64Array(2 * this[name].length));
     this.wait = joined(this.wait, new Float32Array(2 * this.wait.length));
@@ -46,13 +46,13 @@ export class Lane {
   }
 
   /**
-   * One more span, or what an open one has become, or one that is here already: the kernel's answer to a question has
-   * all spans of its time, and their times may be rounded otherwise.
+   * Insert a new span, or update a known one: an open span, or one that an answer of the kernel repeats, possibly with
+   * differently rounded times.
    *
    * @param {{start: number, end: number, kind: number, wait: number, state: number, call: number, row: number}} span
    */
   insert({ start, end, kind, wait, state, call, row }) {
-    // Nobody will ever know the end of an unwaited call: it is drawn as a mark at its start.
+    // The end of an unwaited call is never known: it is drawn as a mark at its start.
     const known = Number.isNaN(end) ? (state === UNWAITED ? start : Infinity) : end;
     let at = this._find(start, known, kind, call);
     if (at < 0) at = this._make(start);
@@ -67,7 +67,13 @@ export class Lane {
     this._settled = Math.min(this._settled, at);
   }
 
-  /** Where this very span is, -1 if it is new. @param {number} start @param {number} end @param {number} kind @param {number} call */
+  /**
+   * Index of this span, -1 if it is new.
+   * @param {number} start
+   * @param {number} end
+   * @param {number} kind
+   * @param {number} call
+   */
   _find(start, end, kind, call) {
     for (let i = this.length - 1; i >= 0 && this.start[i] >= start - SAME_MS; i--) {
       if (this.start[i] > start + SAME_MS || this.kind[i] !== kind) continue;
@@ -77,19 +83,19 @@ export class Lane {
     return -1;
   }
 
-  /** Room for a span that starts then. @param {number} start @returns {number} its place */
+  /** Make space for a span that starts at this time. @param {number} start @returns {number} its index */
   _make(start) {
     if (this.length === this.start.length) this._grow();
     let at = this.length;
     while (at > 0 && this.start[at - 1] > start) at--;
     for (const name of at < this.length ? COLUMNS : []) this[name].copyWithin(at + 1, at, this.length);
     this.start[at] = start;
-    this.end[at] = start; // until it is filled in
+    this.end[at] = start; // until the caller sets it
     this.length++;
     return at;
   }
 
-  /** Lets go the oldest spans with a row before this one. @param {number} row */
+  /** Drop the oldest spans, whose rows are before this one. @param {number} row */
   forget(row) {
     let gone = 0;
     while (gone < this.length && this.row[gone] < row && this.end[gone] !== Infinity) gone++;
@@ -99,12 +105,12 @@ export class Lane {
     this._lastSettled = Math.max(0, this._lastSettled - gone);
   }
 
-  /** After inserts: reach and slots of all that may have changed. */
+  /** Update reach and slots after inserts. */
   settle() {
     if (this._settled === this.length) return;
     let i = this._settled;
     if (i < this._lastSettled) {
-      // A span was inserted, not only appended: slots depend on all spans before it.
+      // A span was inserted before others: slots depend on all spans before them.
       i = 0;
       this._slotEnds.fill(-Infinity);
     }
@@ -119,28 +125,33 @@ export class Lane {
     this._settled = this._lastSettled = this.length;
   }
 
-  /** The first span that may be seen from `t0` on. @param {number} t0 */
+  /** Index of the first span that may be visible after `t0`. @param {number} t0 */
   from(t0) {
     return lowerBound(this.reach, Math.min(this._lastSettled, this.length), t0);
   }
 
-  /** Behind the last span that starts before `t1`. @param {number} t1 */
+  /** Index after the last span that starts before `t1`. @param {number} t1 */
   until(t1) {
     return lowerBound(this.start, this.length, t1);
   }
 }
 
-/** @template {Float64Array|Float32Array|Uint8Array} T @param {T} old @param {T} larger @returns {T} the larger one, which begins as the old one */
+/**
+ * @template {Float64Array|Float32Array|Uint8Array} T
+ * @param {T} old
+ * @param {T} larger
+ * @returns {T} the larger array, which starts with the old values
+ */
 function joined(old, larger) {
   larger.set(old);
   return larger;
 }
 
 /**
- * The first place in ascending `values` that is not below `value`.
+ * Index of the first element of ascending `values` that is not below `value`.
  *
  * @param {ArrayLike<number>} values
- * @param {number} length of them
+ * @param {number} length number of values
  * @param {number} value
  */
 export function lowerBound(values, length, value) {
@@ -153,17 +164,17 @@ export function lowerBound(values, length, value) {
   return low;
 }
 
-/** The lanes of all ranks, kept up with the store's table of spans. */
+/** The lanes of all ranks, synchronised with the store's table of spans. */
 export class Lanes {
   constructor() {
     /** @type {Map<number, Lane[]>} */
     this.ranks = new Map();
     this.count = 0;
     this.first = Infinity; // the earliest start
-    this.last = 0; // the latest known time
+    this.last = 0; // latest known time
     this.depths = [1, 1, 1];
     /** @type {Set<number>} */
-    this.kinds = new Set(); // of spans that have come
+    this.kinds = new Set(); // kinds of spans so far
     this._end = 0;
     /** @type {number[]} */
     this._open = []; // row numbers
@@ -174,14 +185,14 @@ export class Lanes {
   }
 
   /**
-   * Takes in what has come since.
+   * Add the new rows.
    *
    * @param {import("./table.js").Table} table
-   * @returns {boolean} whether anything has
+   * @returns {boolean} whether there were any
    */
   sync(table) {
     const { columns, moved } = table;
-    // In another run all that was known is gone; in a long one the oldest rows are.
+    // In another run, all known spans are gone. In a long run, the oldest rows are gone.
     const grown = this.count + table.total - this._end;
     if (moved + table.first >= this._end) this.clear();
     else if (grown > 1.1 * table.length + 1024) this._forget(moved + table.first);
@@ -205,7 +216,7 @@ export class Lanes {
     return touched.size > 0;
   }
 
-  /** Lets go what the store has let go. @param {number} row number of the first that it still has */
+  /** Drop spans that the store has dropped. @param {number} row number of its first row */
   _forget(row) {
     this.first = Infinity;
     this.count = 0;
@@ -237,7 +248,7 @@ export class Lanes {
     return lanes;
   }
 
-  /** Whether anything is under way. */
+  /** Whether a span is still open. */
   get hasOpen() {
     for (const lanes of this.ranks.values()) if (lanes.some((lane) => lane.openCount > 0)) return true;
     return false;

@@ -1,6 +1,6 @@
 /**
- * Which collective, send or receive a row is of: they are counted by group, kind and cell, since a group that was formed anew
- * counts from the beginning.
+ * Identity of the collective, send or receive that a row belongs to: group, kind, cell and number. The cell is needed
+ * because the numbers start again when a group is formed again.
  */
 
 /** @typedef {{kind: number, cell: number, group: number, number: number}} Name */
@@ -8,7 +8,7 @@
 /** @param {Name} one @returns {string} */
 export const keyOf = ({ kind, cell, group, number }) => `${kind}:${cell}:${group}:${number}`;
 
-/** Nothing but the name. @param {Name} one @returns {Name} */
+/** Only the fields of the name. @param {Name} one @returns {Name} */
 export const nameOf = ({ kind, cell, group, number }) => ({ kind, cell, group, number });
 
 /** @param {Record<string, ArrayLike<number>>} columns of a table @param {number} at @returns {Name} */

@@ -1,6 +1,4 @@
-/**
- * All that is known of one run. Another run begins with a new one.
- */
+/** State of one run. Each run starts with a new object. */
 
 import { Courses } from "./courses.js";
 import { keyOf } from "./names.js";
@@ -8,11 +6,11 @@ import { Index, makeTables } from "./tables.js";
 
 /** @typedef {{message: Record<string, any>, rows: Record<string, import("./unpack.js").Rows>, buffers: (ArrayBuffer|ArrayBufferView)[]}} Answer */
 
-const HELLO_AGAIN_MS = 2000; // at first; a kernel that is busy answers when its cell has ended
+const HELLO_AGAIN_MS = 2000; // first interval; a busy kernel answers after its cell
 
-export const LATE = "after the cell"; // when the kernel answers a view that it cannot hear while a cell runs
+export const LATE = "after the cell"; // when the kernel answers a view whose messages it cannot read while a cell runs
 
-/** States of a run in which more is to come. */
+/** States of a run in which more data will arrive. */
 export const GOING_ON = new Set(["running", "stuck", "hang"]);
 
 export class Run {
@@ -22,29 +20,29 @@ export class Run {
     this.seq = 0; // number of the last message
     this.worldSize = 0;
     /** @type {string[]} */
-    this.hosts = []; // by rank; empty: all are on one machine
+    this.hosts = []; // by rank; empty: all ranks are on one machine
     this.cell = 0;
-    this.stepsLeftOut = 0; // rows that the snapshot had no room for
+    this.stepsLeftOut = 0; // rows that did not fit the snapshot
     this.stepsAsked = false;
-    this.rowsLeftOutAsked = 0; // rows left out by the time of the last question for steps
-    this.rowsLeftOutCame = 0; // those of them that the answer brought
-    this.answeredShownOf = 0; // of how many steps one is here, from the answer to that; 0: no answer holds any more
+    this.rowsLeftOutAsked = 0; // left-out rows at the time of the last request for steps
+    this.rowsLeftOutCame = 0; // left-out rows that the answer contained
+    this.answeredShownOf = 0; // thinning factor of the steps in the last answer; 0: no valid answer
     this.state = "";
     this.title = "";
     /** @type {{cell: number, label: string, per_step: string, definition: string}|null} */
-    this.training = null; // the numbers of the last training run, as the report has them
+    this.training = null; // numbers of the last training run, as in the report
     this.alert = "";
     this.liveNow = 0;
     this.arrivedAt = 0; // performance.now() of the last message
     this.messages = 0;
-    this.missed = 0; // messages that never came
+    this.missed = 0; // lost messages
     this.catchingUp = false;
     this.askedAt = -Infinity;
     this.askAgainMs = HELLO_AGAIN_MS;
     /** @type {Map<number, string>} */
     this.texts = new Map();
     /** @type {number|null} */
-    this.only = null; // the one cell that this view is of
+    this.only = null; // the only cell of this view
     /** @type {Map<number, string>} */
     this.prompts = new Map(); // by cell: "In [8]"
     /** @type {Map<number, {time: number, buckets: {parameters: string[]}[]}[]>} */
@@ -55,13 +53,13 @@ export class Run {
     this.liveRanks = new Map();
     this.metrics = new Courses();
     /** @type {{rank: number, name: string, step: number, value: number, time: number}[]} */
-    this.fresh = []; // the newest metrics, for the measurement of latency
-    this.freshTotal = 0; // how many there ever were
+    this.fresh = []; // newest metrics, to measure the latency
+    this.freshTotal = 0; // total number so far
     this.tables = makeTables();
     this.stepIndex = new Index(this.tables.step);
     this.bucketIndex = new Index(this.tables.bucket);
     /** @type {Map<string, import("./tables.js").CollectiveEntry>} */
-    this.collectiveIndex = new Map(); // by their names (names.js)
+    this.collectiveIndex = new Map(); // by name (names.js)
     /** @type {import("./tables.js").CollectiveEntry[]} */
     this.collectiveList = [];
     this.isCollectiveListCurrent = true;
@@ -69,11 +67,11 @@ export class Run {
     this.spansOfRank = []; // row numbers
     this.forgottenSpan = 0;
     /** @type {Map<string, number>[]} */
-    this.openOfRank = []; // row numbers of spans that may come again
+    this.openOfRank = []; // row numbers of spans that may be repeated
     /** @type {Map<number, Answer>} */
-    this.answers = new Map(); // by the number of the question
+    this.answers = new Map(); // by the number of the request
     /** @type {{now: number, ranks: Map<number, Record<string, any>>, ends: Record<"step"|"bucket"|"span"|"value", number>, metric: string|null}|null} */
-    this.frozen = null; // what was known when the pause began
+    this.frozen = null; // state at the start of the pause
   }
 
   /** @param {number} number @returns {string} */
@@ -81,14 +79,14 @@ export class Run {
     return this.texts.get(number) ?? "";
   }
 
-  /** Of how many steps one is here. */
+  /** Thinning factor of the steps in this view. */
   get stepsShownOf() {
     return this.answeredShownOf || this.notes.units_shown_of || 1;
   }
 
   /**
-   * A cell as its reader knows it: `In [6]`, or `cell 3` where it has no prompt. Two cells have the same prompt where the
-   * notebook's kernel was restarted between them.
+   * Label of a cell: `In [6]`, or `cell 3` if it has no prompt. Two cells can have the same prompt if the notebook
+   * kernel was restarted between them.
    * @param {number} cell
    */
   cellName(cell) {
@@ -98,7 +96,7 @@ export class Run {
     return isOne ? prompt : `${prompt} (cell ${cell})`;
   }
 
-  /** By the time of their first rank. */
+  /** Collectives sorted by the start on their first rank. */
   sortedCollectives() {
     if (!this.isCollectiveListCurrent) {
       this.collectiveList = [...this.collectiveIndex.values()].sort((a, b) => a.start - b.start || a.number - b.number);
@@ -109,26 +107,29 @@ export class Run {
 
   // ---- what comes
 
-  /** Count a message. @param {Record<string, any>} message @returns {boolean} whether it brings anything that is not known */
+  /** Count a message. @param {Record<string, any>} message @returns {boolean} whether it contains new data */
   isNews({ kind, seq }) {
     const expected = this.seq + 1;
     if (kind === "snapshot") {
-      // A view that has seen all messages has more than a snapshot holds.
+      // A view that has received all messages has more than a snapshot contains.
       const isComplete = !this.catchingUp && this.seq > 0 && seq <= this.seq;
       this.catchingUp = false;
       this.seq = Math.max(this.seq, seq);
       return !isComplete;
     }
-    if (seq < expected) return false; // it was in a snapshot
+    if (seq < expected) return false; // it was part of a snapshot
     if (seq > expected) {
-      if (this.seq) this.missed += seq - expected; // else this view came late
+      if (this.seq) this.missed += seq - expected; // otherwise this view was opened late
       this.catchingUp = true;
     }
     this.seq = seq;
     return true;
   }
 
-  /** Whether to ask for a snapshot: messages are missing, and it was not asked for lately. @param {number} now performance.now() */
+  /**
+   * Whether to request a snapshot: messages are missing, and none was requested recently.
+   * @param {number} now performance.now()
+   */
   wantsSnapshot(now) {
     if (!this.catchingUp) this.askAgainMs = HELLO_AGAIN_MS;
     if (!this.catchingUp || now - this.askedAt < this.askAgainMs) return false;
@@ -156,7 +157,7 @@ export class Run {
     this.notes = message.notes ?? this.notes;
   }
 
-  /** Note which steps are here. @param {Record<string, any>} message */
+  /** Note which steps this view has. @param {Record<string, any>} message */
   noteSteps(message) {
     if (message.kind === "snapshot") {
       this.stepsAsked = false;
@@ -167,7 +168,7 @@ export class Run {
     if (message.steps_shown_of === 1) this.rowsLeftOutCame = this.rowsLeftOutAsked;
   }
 
-  /** Let go what points at rows that are gone. */
+  /** Drop references to rows that were dropped. */
   forget() {
     const { span, value } = this.tables;
     if (span.moved + span.first !== this.forgottenSpan) {

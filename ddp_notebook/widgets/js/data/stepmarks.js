@@ -1,13 +1,13 @@
 /**
- * When each step was, over all ranks, and which steps have no spans here: where there is too much for the way to the
- * browser, the feed leaves out whole steps. Their times are known all the same.
+ * Time of each step over all ranks, and the steps whose spans are missing here. Above its rate limit, the feed leaves
+ * out the spans of whole steps, but not their times.
  */
 
 import { COMMUNICATION, COMPUTE, lowerBound } from "./lanes.js";
 
 /** @typedef {{cell: number, step: number, start: number, end: number}} StepMark */
 
-const SETTLED_MS = 500; // a step's spans may come a little later than the step
+const SETTLED_MS = 500; // spans of a step can arrive a little later than the step
 
 export class StepMarks {
   constructor() {
@@ -22,7 +22,7 @@ export class StepMarks {
     Object.assign(this, new StepMarks());
   }
 
-  /** Takes in what has come since. @param {import("./table.js").Table} table */
+  /** Add the new rows. @param {import("./table.js").Table} table */
   sync(table) {
     if (table.moved + table.first >= this._end || this.marks.length > table.length + 64) this.clear();
     const { cell, step, start, duration } = table.columns;
@@ -66,10 +66,10 @@ export class StepMarks {
 }
 
 /**
- * Those of the steps of which nothing is here.
+ * The steps without any span in this view.
  *
  * @param {StepMark[]} steps
- * @param {import("./lanes.js").Lane[][]} ranks lanes of the ranks that are looked at
+ * @param {import("./lanes.js").Lane[][]} ranks lanes of the shown ranks
  * @param {number} newest the latest time that is known
  */
 export function leftOut(steps, ranks, newest) {
@@ -78,7 +78,7 @@ export function leftOut(steps, ranks, newest) {
 
 /** @param {import("./lanes.js").Lane[]} lanes @param {StepMark} step */
 function hasWork(lanes, { start, end }) {
-  // Not at the very edges: a span of the neighbouring step may reach over a little.
+  // Ignore the edges: a span of the neighbouring step may extend a little into this one.
   const edge = (end - start) / 50;
   return [COMPUTE, COMMUNICATION].some((which) => {
     const { start: starts, length } = lanes[which];

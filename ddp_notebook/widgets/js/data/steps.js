@@ -1,6 +1,4 @@
-/**
- * What each step's time went into, and when its buckets were under way. Pure.
- */
+/** How the time of each step was spent, and when its buckets were under way. Pure functions. */
 
 import { GOING_ON } from "./run.js";
 import { COLLECTIVE, KINDS, PARTS } from "./tables.js";
@@ -8,12 +6,12 @@ import { COLLECTIVE, KINDS, PARTS } from "./tables.js";
 /** @typedef {{cell: number, step: number, parts: number[], duration: number, ranks: number[]}} Bar parts: ms, in the order of PARTS */
 /** @typedef {ReturnType<typeof bucketsOf>["buckets"][number]} Bucket */
 
-const SAME_MS = 5e-3; // times travel rounded
+const SAME_MS = 5e-3; // times in messages are rounded
 const BACKWARD = KINDS.indexOf("backward");
 
 /**
- * The parts of a row of the table of steps, in the order of PARTS, in ms. They add up to the step's duration: of the
- * compute, what ran while data moved is `overlapped`.
+ * The parts of a row of the table of steps, in the order of PARTS, in ms. They add up to the duration of the step:
+ * compute during communication is `overlapped`.
  * @param {Record<string, any>} columns
  * @param {number} index
  * @returns {number[]}
@@ -25,8 +23,8 @@ function partsOf(columns, index) {
 }
 
 /**
- * Ask once for the steps that a snapshot had no room for, and, when no cell runs any more, for those that were left out
- * while it ran.
+ * Request once the steps that did not fit the snapshot. When no cell runs any more, request those that were left out
+ * during the cell.
  * @param {import("./store.js").Store} store
  * @param {{canSend: boolean, ask: (message: Record<string, any>) => number}} env
  */
@@ -40,22 +38,28 @@ export function askForSteps(store, env) {
 }
 
 /**
- * The mean of the ranks that have ended the step.
+ * Mean of the ranks that have finished the step.
  * @param {import("./store.js").Store} store
  * @param {import("./tables.js").StepEntry} entry
  * @param {Set<number>|null} ranks
- * @returns {Bar|null} null: none has
+ * @returns {Bar|null} null if no rank has finished it
  */
 export function barOf(store, entry, ranks) {
   const known = entry.bar;
   if (known && known.revision === entry.revision && known.ranks === ranks && known.frozen === store.frozen) return known.value;
   const value = newBar(store, entry, ranks);
-  // Cached, because the bars of all ranks, or of the same choice, are drawn again and again.
+  // Cached, because the bars of all ranks, or of the same choice, are drawn repeatedly.
   entry.bar = { revision: entry.revision, ranks, frozen: store.frozen, value };
   return value;
 }
 
-/** The same, computed anew. @param {import("./store.js").Store} store @param {import("./tables.js").StepEntry} entry @param {Set<number>|null} ranks @returns {Bar|null} */
+/**
+ * The same without the cache.
+ * @param {import("./store.js").Store} store
+ * @param {import("./tables.js").StepEntry} entry
+ * @param {Set<number>|null} ranks
+ * @returns {Bar|null}
+ */
 export function newBar(store, entry, ranks) {
   const { columns } = store.tables.step;
   const sum = PARTS.map(() => 0);
@@ -73,9 +77,8 @@ export function newBar(store, entry, ranks) {
 }
 
 /**
- * The buckets of a step on one rank: when they were under way, and which part of that waited, was hidden behind the
- * compute, and was exposed. After the last bucket has been issued a backward has nothing else to do than to wait for
- * them, so from then on what moves is exposed.
+ * The buckets of a step on one rank: their times, and which part was waiting, hidden by compute, or exposed. After the
+ * last bucket was issued, the backward pass only waits, so from then on all communication is exposed.
  * @param {import("./store.js").Store} store
  * @param {{cell: number, step: number}} step
  * @param {number} rank
@@ -120,7 +123,7 @@ export function bucketsOf(store, step, rank) {
   return { backward, buckets, lastIssue, from: Math.min(backward?.[0] ?? first, first), to: Math.max(backward?.[1] ?? last, ...buckets.map((one) => one.end)) };
 }
 
-/** The wait of the call that begins with the bucket. @param {[number, number][]} waits @param {number} start */
+/** The wait of the call that starts with the bucket. @param {[number, number][]} waits @param {number} start */
 function nearest(waits, start) {
   return waits.find(([its]) => Math.abs(its - start) < SAME_MS)?.[1];
 }

@@ -1,45 +1,45 @@
 /**
- * What is known of a run: everything that panels read, in bounded memory.
+ * Read side of the store: all data that panels read, in bounded memory.
  *
- * A store belongs to the widget's model, so that several views and a view that is opened later show the same. It takes
- * in messages (`feed`), notices missing ones, and merges snapshots. While `choice.paused` is set it goes on taking in,
- * and answers as of the moment of the pause.
+ * A store belongs to the widget's model, so several views, and views that are opened later, show the same data. It adds
+ * messages (`feed`), detects missing ones, and merges snapshots. While `choice.paused` is set it still adds messages,
+ * but returns the state at the start of the pause.
  */
 
 import { Intake } from "./intake.js";
 import { keyOf } from "./names.js";
 
 export class Store extends Intake {
-  /** Milliseconds since the start of the recording: of the last message, or of the pause. */
+  /** Milliseconds since the start of the recording, at the last message or at the start of the pause. */
   get now() {
     return this.frozen?.now ?? this.liveNow;
   }
 
-  /** The latest of each rank: state, line, memory. */
+  /** Latest state, line and memory of each rank. */
   get ranks() {
     return this.frozen?.ranks ?? this.liveRanks;
   }
 
-  /** The ranks that are chosen, ascending. @returns {number[]} */
+  /** The chosen ranks, ascending. @returns {number[]} */
   shownRanks() {
     const all = Array.from({ length: this.worldSize }, (_, rank) => rank);
     return this.choice.ranks ? all.filter((rank) => this.choice.ranks?.has(rank)) : all;
   }
 
-  /** A rank, with its host where ranks are on several. @param {number} rank */
+  /** Name of a rank, with its host if there are several hosts. @param {number} rank */
   rankName(rank) {
     const host = this.hosts[rank];
     return host ? `rank ${rank} on ${host}` : `rank ${rank}`;
   }
 
-  /** The metrics' names; one with "loss" in it comes first. */
+  /** Names of the metrics. A name that contains "loss" comes first. */
   metricNames() {
     const names = [...this.metrics.byName.keys()].filter((name) => this.runs(name).length);
     const isLoss = /** @param {string} name */ (name) => Number(/loss/i.test(name));
     return names.sort((a, b) => isLoss(b) - isLoss(a));
   }
 
-  /** The metric that is chosen; without a choice the first one of the newest run that is a curve. */
+  /** The chosen metric. Without a choice, the first metric of the newest run with more than one value. */
   chosenMetric() {
     const names = this.metricNames();
     const { metric, runs } = this.choice;
@@ -48,11 +48,11 @@ export class Store extends Intake {
     return ofRuns ?? this.frozen?.metric ?? this.#metricOfNewest(names);
   }
 
-  /** @param {string[]} names in the order in which they are preferred */
+  /** @param {string[]} names in the order of preference */
   #metricOfNewest(names) {
     let [found, newest] = [names[0] ?? null, -1];
     for (const name of names) {
-      // A single value is no curve.
+      // A single value is not a curve.
       const curves = this.runs(name).flatMap(({ courses }) => courses.filter(({ logged, series }) => logged > Math.max(1, series.size)));
       const last = Math.max(-1, ...curves.map(({ cell }) => cell));
       if (last > newest) [found, newest] = [name, last];
@@ -60,7 +60,7 @@ export class Store extends Intake {
     return found;
   }
 
-  /** The newest cell that has logged anything that this view may show; -1: none has. */
+  /** The newest cell with logged values that this view may show; -1 if there is none. */
   newestLogged() {
     return Math.max(-1, ...this.metricNames().flatMap((name) => this.runs(name).flatMap(({ cells }) => cells)));
   }
@@ -70,26 +70,26 @@ export class Store extends Intake {
     return this.metrics.runs(name ?? "", this.only);
   }
 
-  /** The runs that are chosen, oldest first; the newest, if none of them is there. @param {string|null} name */
+  /** The chosen runs, oldest first; the newest run if none of them exists. @param {string|null} name */
   shownRuns(name) {
     const all = this.runs(name);
     const chosen = all.filter(({ key }) => this.choice.runs?.has(key));
     return chosen.length ? chosen : all.slice(-1);
   }
 
-  /** The points of a run, of the ranks that are chosen. @param {import("./courses.js").RunOfCells} run */
+  /** The points of a run on the chosen ranks. @param {import("./courses.js").RunOfCells} run */
   pointsOf(run) {
     return run.points(this.shownRanks(), this.frozen?.now ?? Infinity);
   }
 
-  /** A run as its reader knows it: `In [6]`. @param {import("./courses.js").RunOfCells} run */
+  /** Label of a run: `In [6]`. @param {import("./courses.js").RunOfCells} run */
   runName(run) {
     const { cells } = run;
     const names = [this.cellName(cells[0]), ...(cells.length > 1 ? [this.cellName(cells[cells.length - 1])] : [])];
     return names.join(" to ");
   }
 
-  /** The steps that are kept, oldest first; without a cell those of all cells. @param {number} [cell] */
+  /** The kept steps, oldest first; of all cells if no cell is passed. @param {number} [cell] */
   steps(cell) {
     const wanted = cell ?? this.only ?? undefined;
     if (!this.frozen && wanted === undefined) return this.stepIndex.all();
@@ -98,16 +98,17 @@ export class Store extends Intake {
   }
 
   /**
-   * The number that the program gave to the first step of a cell; 0 if it gave none, or does not count these steps.
+   * The number that the program passed for the first step of a cell; 0 if it passed none, or if it does not count these
+   * steps.
    * @param {number} cell
    */
   stepsBefore(cell) {
     const chosen = this.chosenMetric();
     const course = [chosen, ...this.metricNames()].map((name) => this.metrics.byName.get(name ?? "")?.get(cell)).find(Boolean);
     if (!course?.isGiven || !course.series.size) return 0;
-    const values = course.logged / course.series.size; // of a rank
+    const values = course.logged / course.series.size; // values per rank
     const count = this.steps(cell).reduce((most, { step }) => Math.max(most, step + 1), 0);
-    // While a cell runs, a few rows of either may be missing here.
+    // While a cell runs, a few rows of either table may be missing.
     const isByOne = Math.abs(course.last - course.first + 1 - values) <= 2;
     return isByOne && Math.abs(values - count) <= 3 + count / 4 ? course.first : 0;
   }
@@ -117,7 +118,7 @@ export class Store extends Intake {
     return this.stepIndex.get(cell, step);
   }
 
-  /** The step that is chosen: `choice.step`, or the newest that all ranks have ended. */
+  /** The step that is chosen: `choice.step`, or the newest step that all ranks have finished. */
   chosenStep() {
     const { step } = this.choice;
     if (step) return this.stepOf(step.cell, step.step);
@@ -128,7 +129,10 @@ export class Store extends Intake {
     return steps[steps.length - 1];
   }
 
-  /** The rows of a step, of each rank that has ended it, as objects. @param {import("./tables.js").StepEntry} entry */
+  /**
+   * The rows of a step, of each rank that has finished it, as objects.
+   * @param {import("./tables.js").StepEntry} entry
+   */
   rowsOf(entry) {
     return this.indexesOf("step", entry.numbers).map(([, index]) => this.tables.step.row(index));
   }
@@ -140,7 +144,7 @@ export class Store extends Intake {
   }
 
   /**
-   * The names of the parameters in a bucket of a model. DDP makes its buckets anew after the first step.
+   * The names of the parameters in a bucket of a model. DDP rebuilds its buckets after the first step.
    * @param {number} model
    * @param {number} bucket
    * @param {number} [time] of the bucket
@@ -164,7 +168,7 @@ export class Store extends Intake {
     const { start, end, latest, replaced } = span.columns;
     const limit = this.frozen?.ends.span ?? Infinity;
     const own = this.spansOfRank[rank] ?? [];
-    // The few open ones come first: their ends do not tell where to stop.
+    // The few open spans first: the search below stops by the ends of the others.
     if (!this.frozen) {
       for (const number of this.openOfRank[rank]?.values() ?? []) {
         const index = span.find(number);
@@ -184,7 +188,7 @@ export class Store extends Intake {
     }
   }
 
-  /** The collectives that are kept, newest last. */
+  /** The kept collectives, newest last. */
   collectives() {
     if (!this.frozen) return this.sortedCollectives();
     const limit = this.frozen?.ends.span ?? Infinity;
@@ -220,7 +224,10 @@ export class Store extends Intake {
     return this.answered.has(request);
   }
 
-  /** When the kernel answers what is asked here: "now" or LATE; "" as long as neither this view nor an earlier one knows. */
+  /**
+   * When the kernel answers requests of this view: "now" or LATE; "" if neither this view nor an earlier one has
+   * measured it.
+   */
   get answersWhen() {
     return this.heard || this.notes.answers || "";
   }
@@ -231,7 +238,7 @@ export class Store extends Intake {
   choose(partial) {
     const wasPaused = this.choice.paused;
     Object.assign(this.choice, partial);
-    if (partial.collective && !partial.remote) this.choice.remote = null; // one or the other
+    if (partial.collective && !partial.remote) this.choice.remote = null; // only one of both
     if (this.choice.paused && !wasPaused) {
       const { step, bucket, span, value } = this.tables;
       const ends = { step: step.total, bucket: bucket.total, span: span.total, value: value.total };
@@ -240,7 +247,7 @@ export class Store extends Intake {
     this.tell("choice");
   }
 
-  /** Choose the step that is so many further. @param {number} by */
+  /** Choose the step at this distance from the chosen one. @param {number} by */
   chooseNeighbour(by) {
     const steps = this.steps();
     const entry = this.chosenStep();
@@ -249,7 +256,7 @@ export class Store extends Intake {
     this.choose({ step: { cell, step } });
   }
 
-  /** @param {(what: "data"|"choice") => void} listener @returns {() => void} ends it */
+  /** @param {(what: "data"|"choice") => void} listener @returns {() => void} ends the subscription */
   subscribe(listener) {
     this.listeners.add(listener);
     return () => void this.listeners.delete(listener);

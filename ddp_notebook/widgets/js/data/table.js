@@ -1,9 +1,9 @@
 /**
- * Rows in columns, in bounded memory: the newest `limit` of them.
+ * Rows in columns, in bounded memory: the newest `limit` rows.
  *
- * Rows lie one after another in the columns, from `first` up to `end`. A row's index changes when old ones are let go
- * (the columns move to the front); `moved + index` never does. So what keeps rows keeps that number, and `find` says
- * where the row is now, or -1.
+ * Rows are stored one after another in the columns, from `first` to `end`. The index of a row changes when old rows are
+ * dropped and the columns are moved to the front. The row number `moved + index` never changes. References to rows
+ * store this number; `find` returns the current index, or -1.
  */
 
 /** @typedef {import("./unpack.js").Column} Column */
@@ -30,13 +30,13 @@ export class Table {
     return this.end - this.first;
   }
 
-  /** How many rows there ever were. */
+  /** Total number of rows so far. */
   get total() {
     return this.moved + this.end;
   }
 
   /**
-   * Append all rows of a message, and say at which index they begin. Columns that the message lacks are NaN or 0.
+   * Append all rows of a message, and return their first index. Columns that the message lacks are NaN or 0.
    * @param {import("./unpack.js").Rows} rows
    */
   append({ rows, columns, widths }) {
@@ -50,7 +50,7 @@ export class Table {
       const own = widths?.[name] ?? width;
       if (from && own === width) into.set(from.subarray(skipped * width, rows * width), begin * width);
       else if (from) {
-        // The message's rows are only as wide as its fullest row.
+        // The rows of a message have the width of the longest one.
         into.fill(NaN, begin * width, (begin + count) * width);
         for (let row = 0; row < count; row++) {
           into.set(from.subarray((skipped + row) * own, (skipped + row + 1) * own), (begin + row) * width);
@@ -62,7 +62,7 @@ export class Table {
     return begin;
   }
 
-  /** The index of the row with this number, -1 if it was let go. @param {number} number */
+  /** The index of the row with this number, -1 if it was dropped. @param {number} number */
   find(number) {
     const index = number - this.moved;
     return index >= this.first && index < this.end ? index : -1;
@@ -87,7 +87,7 @@ export class Table {
   /** @param {number} count */
   #makeRoom(count) {
     if (this.end + count <= this.capacity) return;
-    // Room for half as many rows again as are kept, so that moving is rare.
+    // Space for half as many additional rows, so that moving is rare.
     const most = this.limit + Math.ceil(this.limit / 2);
     if (this.capacity < most) {
       this.#resize(Math.min(most, Math.max(this.capacity * 2, this.end + count)));

@@ -1,8 +1,8 @@
 /**
- * The tables that the store keeps, with how many rows of each, and which rows a step or a collective has.
+ * The tables of the store with their row limits, and indexes of the rows of a step or a collective.
  *
- * The limits hold half an hour of 64 ranks in about 50 MB whatever happens: what is older is let go, and the view says
- * from where on it knows. Metrics are kept for the whole time (`series.js`).
+ * The limits hold half an hour of 64 ranks in about 50 MB. Older rows are dropped, and the view shows from which time
+ * on it has data. Metrics are kept for the whole time (`courses.js`).
  */
 
 import { Table } from "./table.js";
@@ -13,14 +13,17 @@ export const KINDS = [
   "cell", "forward", "backward", "optimizer", "input", "input gradient", "weight gradient", "pipeline", "block",
   "execution", "collective", "send", "recv", "remote call",
 ];
-/** What the steps of a metric count: steps of the training loop or as the program gave them, values, or steps of several optimizers. */
+/**
+ * Units of a metric's steps: steps of the training loop or step numbers of the program, values, or steps of several
+ * optimizers.
+ */
 export const STEP_UNITS = ["step", "value", "optimizer step"];
 export const CELL = KINDS.indexOf("cell");
 export const COLLECTIVE = KINDS.indexOf("collective");
-/** The two ends of a remote call: what its callee does, and what its caller waits for. */
+/** The two ends of a remote call: the execution on the callee, and the call on the caller. */
 export const EXECUTION = KINDS.indexOf("execution"), REMOTE_CALL = KINDS.indexOf("remote call");
 
-/** The parts of a step in the order in which they are drawn; they add up to its duration. */
+/** The parts of a step, in drawing order. They add up to its duration. */
 export const PARTS = ["input", "compute", "overlapped", "exposed", "waiting", "optimizer", "rest"];
 
 /** @returns {{step: Table, bucket: Table, span: Table, value: Table}} */
@@ -48,7 +51,7 @@ export function makeTables() {
         ["thread", U16], ["op", U32], ["group", U32], ["number", U32], ["call", F64], ["nbytes", F64], ["wait", F32],
         ["origin", U8], ["site", U32], ["state", U8], ["left_out", U8],
         ["peer", I32],
-        // Not in the feed: the latest end among the rank's rows so far, and the row that took this one's place.
+        // Not in the feed: the latest end among the rank's rows so far, and the row that replaced this one.
         ["latest", F64], ["replaced", F64],
       ],
       131072,
@@ -64,14 +67,14 @@ export function makeTables() {
   };
 }
 
-/** What an index or a map holds for a key: which rows are its own. */
+/** Entry of an index or a map: the rows of one key. */
 export class Entry {
   /** @param {[number, number]} order */
   constructor(order) {
     this.order = order;
     this.newest = -1; // number of the newest row
-    this.revision = 0; // grows with each row
-    this.since = -1; // number of the first row: an entry that came later than a pause is not shown in it
+    this.revision = 0; // incremented for each row
+    this.since = -1; // number of the first row; an entry that is newer than the start of a pause is not shown
   }
 }
 
@@ -85,7 +88,7 @@ export class StepEntry extends Entry {
     /** @type {Map<number, number>} */
     this.numbers = new Map(); // row number by rank, or by 65536 * rank + bucket
     /** @type {{revision: number, ranks: Set<number>|null, frozen: object|null, value: import("./steps.js").Bar|null}|null} */
-    this.bar = null; // what barOf has computed
+    this.bar = null; // result of barOf
   }
 }
 
@@ -98,8 +101,8 @@ export class CollectiveEntry extends Entry {
     this.cell = cell;
     this.group = group;
     this.number = number;
-    this.op = 0; // a text
-    this.start = start; // the first rank's
+    this.op = 0; // number of a text
+    this.start = start; // start on the first rank
     /** @type {Map<number, number>} */
     this.spans = new Map(); // number of the span's row, by rank
     /** @type {Map<number, number>} */
@@ -107,7 +110,7 @@ export class CollectiveEntry extends Entry {
   }
 }
 
-/** The steps in a table, in the order of their cells and numbers. A step goes when its newest row has gone. */
+/** The steps in a table, in the order of their cells and numbers. A step is dropped with its newest row. */
 export class Index {
   /** @param {Table} table */
   constructor(table) {
@@ -124,7 +127,12 @@ export class Index {
     return this.map.get(`${cell}:${step}`);
   }
 
-  /** The step that a row is of, made where it is the first one. @param {number} cell @param {number} step @param {number} rowNumber */
+  /**
+   * The step of a row; created for its first row.
+   * @param {number} cell
+   * @param {number} step
+   * @param {number} rowNumber
+   */
   entry(cell, step, rowNumber) {
     const key = `${cell}:${step}`;
     let found = this.map.get(key);

@@ -1,11 +1,9 @@
-/**
- * The tensors of the collective that is shown: which one that is, the elements that are here, and asking for all.
- */
+/** Selects the shown collective, returns its tensors, and requests all their elements. */
 
 import { keyOf, nameOf } from "./names.js";
 import { shapeOf, statistics } from "./values.js";
 
-const DWELL_MS = 400, CALM_MS = 2000; // that a newest collective stays at least, and where motion is to be reduced
+const DWELL_MS = 400, CALM_MS = 2000; // minimum time for which a newest collective is shown; CALM_MS for reduced motion
 const LOOK_BACK = 12;
 
 /** @typedef {import("./values.js").Tensor & {words: string}} Told */
@@ -24,7 +22,7 @@ export class TensorSource {
     this.whole = null;
   }
 
-  /** The chosen collective, or the newest of which all ranks' tensors are here. */
+  /** The chosen collective, or the newest with tensors of all ranks. */
   current() {
     const { store } = this;
     const { collective } = store.choice;
@@ -41,7 +39,7 @@ export class TensorSource {
         continue;
       }
       seen++;
-      // One that has not come from all ranks yet would fill in while the reader looks.
+      // A collective without the tensors of all ranks would change while it is shown.
       if (!best || one.values.size > best.values.size) best = one;
     }
     if (best && best !== kept) {
@@ -86,7 +84,7 @@ export class TensorSource {
     return this.env.canSend !== false;
   }
 
-  /** Asks for the whole tensors, once. @param {import("./names.js").Name & {op: number}} one */
+  /** Request the whole tensors once. @param {import("./names.js").Name & {op: number}} one */
   ask(one) {
     const name = keyOf(one);
     if (this.requests.has(name) || !this.canAsk) return;
@@ -94,7 +92,10 @@ export class TensorSource {
     if (this.requests.size > 64) this.requests.delete(/** @type {string} */ (this.requests.keys().next().value));
   }
 
-  /** What became of asking: "" not asked, "asking", "here", or why there is nothing. @param {import("./names.js").Name} one */
+  /**
+   * State of the request: "" if not sent, "asking", "here", or the reason why there is no data.
+   * @param {import("./names.js").Name} one
+   */
   asked(one) {
     const request = this.requests.get(keyOf(one));
     if (request === undefined) return "";
@@ -117,7 +118,7 @@ export class TensorSource {
 }
 
 /**
- * The elements in an answer, of several tensors of one rank and side one after another.
+ * The elements in an answer. Several tensors of one rank and side are concatenated.
  *
  * @param {import("./run.js").Answer} answer
  * @returns {Map<string, Float32Array>}
@@ -128,7 +129,7 @@ export function wholeTensors({ message, rows, buffers }) {
   const from = ArrayBuffer.isView(buffer) ? buffer.byteOffset : 0;
   const bytes = ArrayBuffer.isView(buffer) ? buffer.buffer : buffer;
   const begin = from + message.data.offset;
-  // Copied: a view would hold the whole message, and might not be aligned.
+  // A copy: a view would keep the whole message alive, and might not be aligned.
   const all = new Float32Array(bytes.slice(begin, begin + 4 * message.data.count));
   const found = new Map();
   for (let at = 0; at < rows.whole.rows; at++) {

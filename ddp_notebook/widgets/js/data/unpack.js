@@ -1,12 +1,12 @@
 /**
- * From a message of the feed and its buffer to tables.
+ * Converts a message of the feed and its buffer to tables.
  *
- * A message's `tables` say for each table how many rows it has and where its columns lie, in one buffer, little endian,
- * each aligned to 8 bytes. `tables.py` packs them so that they are few bytes:
+ * The `tables` of a message give the number of rows of each table and the offsets of its columns in one buffer. Columns
+ * are little endian and aligned to 8 bytes. `tables.py` packs them as follows:
  *
- *     ["cell", 5]                     the same in all rows; null is NaN
- *     ["value", "f4", 16]             type and byte offset; "32f4" has 32 values a row
- *     ["start", "u2", 32, 1e-4, 812]  what is meant is 1e-4 * raw + 812, and the greatest raw number means NaN
+ *     ["cell", 5]                     same value in all rows; null is NaN
+ *     ["value", "f4", 16]             type and byte offset; "32f4" has 32 values per row
+ *     ["start", "u2", 32, 1e-4, 812]  the value is 1e-4 * raw + 812, and the greatest raw number means NaN
  */
 
 /** @type {Record<string, {new (buffer: ArrayBufferLike, offset: number, count: number): Column, BYTES_PER_ELEMENT: number}>} */
@@ -28,8 +28,8 @@ const GREATEST = { u1: 0xff, u2: 0xffff, u4: 0xffffffff };
 
 /**
  * @param {{tables?: Record<string, {rows: number, columns: any[][]}>}} header
- * @param {(ArrayBuffer|ArrayBufferView)[]} [buffers] as a front end hands them over; the first is read
- * @returns {Record<string, Rows>} partly views of the buffer: whoever keeps them copies them
+ * @param {(ArrayBuffer|ArrayBufferView)[]} [buffers] as passed by the front end; only the first is read
+ * @returns {Record<string, Rows>} some columns are views of the buffer: copy them to keep them
  * @throws {RangeError} if the header does not fit the buffer
  */
 export function unpack(header, buffers = []) {
@@ -77,7 +77,7 @@ function read(bytes, type, offset, count, scale, base, where) {
 }
 
 /**
- * The bytes, at an address that any type can be read at. Front ends hand over views into larger messages.
+ * The bytes at an aligned address. Front ends may pass views into larger messages.
  * @param {ArrayBuffer|ArrayBufferView|undefined} buffer
  * @returns {Uint8Array}
  */
@@ -88,7 +88,7 @@ function aligned(buffer) {
   return view.byteOffset % 8 ? view.slice() : view;
 }
 
-/** Bytes of a text in base64, as a saved page holds them. @param {string} text @returns {ArrayBuffer} */
+/** Decode base64, which saved pages contain. @param {string} text @returns {ArrayBuffer} */
 export function fromBase64(text) {
   const letters = atob(text);
   const bytes = new Uint8Array(letters.length);

@@ -1,14 +1,14 @@
 /**
- * Elements of tensors: how they are written, compared and told in one line. Pure.
+ * Formats, compares and summarises elements of tensors. Pure functions.
  *
  * @typedef {object} Tensor of one rank and side
  * @property {number} rank
  * @property {0|1} side input or output
  * @property {string} dtype
- * @property {number[]} shape of the tensor; of several tensors of one collective, that of all elements in a row
+ * @property {number[]} shape shape of the tensor; for several tensors of one collective, the number of all elements
  * @property {number} numel
  * @property {Float32Array|number[]} data the first elements, or all of them
- * @property {number} lookedAt elements that the statistics are of
+ * @property {number} lookedAt number of elements in the statistics
  * @property {number} low
  * @property {number} high
  * @property {number} mean
@@ -18,13 +18,13 @@
 
 /** @type {Record<string, string>} */
 const SHORT = { float32: "f32", float64: "f64", float16: "f16", bfloat16: "bf16", int64: "i64", int32: "i32", int16: "i16", int8: "i8", uint8: "u8", bool: "bool", complex64: "c64", complex128: "c128" };
-const EXACT = 2 ** 24; // elements travel as float32, which has all integers up to here
+const EXACT = 2 ** 24; // elements are sent as float32, which is exact for integers up to this
 
 /** @param {string} dtype */
 export const isInteger = (dtype) => /^u?int/.test(dtype);
 
 /**
- * An element, in at most `room` characters where that is possible.
+ * Text of an element, in at most `room` characters if possible.
  *
  * @param {number} value
  * @param {string} dtype
@@ -59,7 +59,7 @@ function exponential(value, room) {
   return value.toExponential(0).replace("e+", "e");
 }
 
-/** The value with all digits that are known, for one that is pointed at. @param {number} value @param {string} dtype */
+/** The value with all known digits, for the element under the pointer. @param {number} value @param {string} dtype */
 export function exactly(value, dtype) {
   if (!Number.isFinite(value) || dtype === "bool") return element(value, dtype);
   if (isInteger(dtype)) return Math.abs(value) <= EXACT ? String(value) : `about ${value}`;
@@ -67,7 +67,7 @@ export function exactly(value, dtype) {
 }
 
 /**
- * The shape that a text of the feed says, with the number of tensors where there are several: `[[2, 3]]`.
+ * Parse a shape of the feed, with the number of tensors if there are several: `[[2, 3]]`.
  *
  * @param {string} text
  * @param {number} numel
@@ -81,7 +81,8 @@ export function shapeOf(text, numel) {
   if (shapes.length === 1) {
     const own = first.reduce((product, size) => product * size, 1);
     if (own === numel) return { shape: first, words: one(first) };
-    // The feed has the input's shape: what was gathered is several of it, what was scattered a part.
+    // The feed has the shape of the input. A gathered output contains several inputs; a scattered one is part of an
+    // input.
     const times = numel / own;
     return Number.isInteger(times) ? { shape: [times, ...first], words: `${times} × ${one(first)}` } : { shape: [numel], words: `[${numel}]` };
   }
@@ -89,7 +90,7 @@ export function shapeOf(text, numel) {
   return { shape: [numel], words: areSame ? `${shapes.length} × ${one(first)}` : `${shapes.length} tensors` };
 }
 
-/** The shapes in a text; none where its form is old or unknown. @param {string} text @returns {number[][]} */
+/** The shapes in a text; empty if its format is unknown. @param {string} text @returns {number[][]} */
 function shapesIn(text) {
   try {
     const parsed = JSON.parse(text);
@@ -101,7 +102,7 @@ function shapesIn(text) {
 }
 
 /**
- * A tensor in one line, as lovely-tensors has it: `[64, 10] f32 n=640 x∈[-2.1, 2.6] μ=0.03 NaN! 3`.
+ * Summary of a tensor in one line, in the style of lovely-tensors: `[64, 10] f32 n=640 x∈[-2.1, 2.6] μ=0.03 NaN! 3`.
  *
  * @param {Tensor & {words?: string}} tensor
  * @returns {string}
@@ -120,7 +121,7 @@ export function range(tensor) {
   return parts.filter(Boolean).join(" ");
 }
 
-/** Mean, deviation, range of all elements that are numbers. @param {ArrayLike<number>} data */
+/** Mean, standard deviation and range of the finite elements. @param {ArrayLike<number>} data */
 export function statistics(data) {
   let count = 0, sum = 0, low = Infinity, high = -Infinity, nans = 0, infs = 0;
   for (let i = 0; i < data.length; i++) {
@@ -144,7 +145,7 @@ export function statistics(data) {
 export const isSame = (one, other) => one === other || (Number.isNaN(one) && Number.isNaN(other));
 
 /**
- * Which elements differ from those of another tensor; null where the two cannot be compared.
+ * Flags of the elements that differ from another tensor; null if the two cannot be compared.
  *
  * @param {Tensor|null|undefined} tensor
  * @param {Tensor|null|undefined} other
@@ -158,19 +159,21 @@ export function differences(tensor, other) {
   return found;
 }
 
-/** @typedef {{marks: Uint8Array, count: number, ranks: number[]}} Across  marks: 1: differs; ranks: those that differ from most */
+/**
+ * @typedef {{marks: Uint8Array, count: number, ranks: number[]}} Across  marks: 1 if different; ranks: those that differ from the majority
+ */
 
 /**
- * Which elements are not the same on all ranks.
+ * Flags of the elements that differ between ranks.
  *
  * @param {Tensor[]} tensors one per rank
- * @returns {Across|null} null where they cannot be compared
+ * @returns {Across|null} null if they cannot be compared
  */
 export function acrossRanks(tensors) {
   const [first] = tensors;
   if (tensors.length < 2 || tensors.some((one) => one.numel !== first.numel || one.data.length !== first.data.length || one.dtype !== first.dtype)) return null;
   const marks = new Uint8Array(first.data.length);
-  const groups = new Map(); // of equal tensors
+  const groups = new Map(); // groups of equal tensors
   for (const tensor of tensors) {
     for (let i = 0; i < marks.length; i++) if (!isSame(tensor.data[i], first.data[i])) marks[i] = 1;
     const name = Array.prototype.join.call(tensor.data.length > 64 ? tensor.data.slice(0, 64) : tensor.data, " ") + tensor.low + tensor.mean;

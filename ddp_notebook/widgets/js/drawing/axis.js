@@ -1,6 +1,4 @@
-/**
- * Nice ticks, and labels in one unit per axis, for all that is drawn on a canvas.
- */
+/** Round ticks, and labels with one unit per axis, for everything drawn on a canvas. */
 
 /** @typedef {{value: number, label: string}} Tick */
 
@@ -18,7 +16,7 @@ export function niceStep(span, count) {
 }
 
 /**
- * Values at nice distances within [low, high].
+ * Values at round distances within [low, high].
  * @param {number} low
  * @param {number} high
  * @param {number} count about how many
@@ -27,7 +25,7 @@ export function niceStep(span, count) {
 export function ticks(low, high, count = 5) {
   const step = niceStep(high - low, count);
   const found = [];
-  // Multiplied, not added up: 0.1 + 0.2 would show.
+  // Multiply instead of adding up: 0.1 + 0.2 would be visible.
   for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++) {
     found.push(Number((at * step).toPrecision(12)));
   }
@@ -35,7 +33,7 @@ export function ticks(low, high, count = 5) {
 }
 
 /**
- * A time axis. All labels have one unit, s, ms, µs or ns, chosen by the distance of the ticks.
+ * A time axis. All labels have the same unit, s, ms, µs or ns, depending on the distance of the ticks.
  * @param {number} low milliseconds
  * @param {number} high milliseconds
  * @param {number} count
@@ -55,7 +53,7 @@ export function timeTicks(low, high, count = 6) {
  * A plain axis, with at least two ticks, and as many decimals as its ticks need.
  * @param {number} low
  * @param {number} high
- * @param {number} count about how many; more if there were fewer than two
+ * @param {number} count approximate number; more if there would be fewer than two
  * @returns {Tick[]}
  */
 export function plainTicks(low, high, count = 5) {
@@ -72,7 +70,7 @@ export function plainTicks(low, high, count = 5) {
 }
 
 /**
- * A logarithmic axis: decades, and 2 and 5 between them where there are few.
+ * A logarithmic axis: decades, and also 2 and 5 if there are few decades.
  * @param {number} low above 0
  * @param {number} high
  * @returns {Tick[]}
@@ -80,7 +78,7 @@ export function plainTicks(low, high, count = 5) {
 export function logTicks(low, high) {
   if (!(low > 0) || !(high > low)) return [];
   const decades = Math.log10(high / low);
-  // A small part of a decade may contain no power of ten: ticks are then those of a plain axis.
+  // A small part of a decade may contain no power of ten. Then use the ticks of a plain axis.
   if (decades < 0.5) return plainTicks(low, high, 4).filter((tick) => tick.value > 0);
   const factors = decades > 3 ? [1] : decades > 1.5 ? [1, 3] : [1, 2, 5];
   const every = Math.max(1, Math.ceil(decades / 8));
@@ -105,7 +103,11 @@ function decimals(step) {
   return Math.min(9, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
 }
 
-/** Thousands apart by a narrow space, which reads in every language. @param {number} value @param {number} places */
+/**
+ * Separate thousands by a narrow space, which is clear in every language.
+ * @param {number} value
+ * @param {number} places
+ */
 function grouped(value, places) {
   const [whole, part] = value.toFixed(places).split(".");
   const apart = whole.replace(/\B(?=(\d{3})+$)/g, "\u202f");
@@ -114,8 +116,8 @@ function grouped(value, places) {
 }
 
 /**
- * Ascending places moved apart to at least `step`, each group around its middle, between `low` and `high`.
- * For labels at the ends of lines.
+ * Move ascending places apart to at least `step`, each group around its middle, between `low` and `high`. For labels at
+ * the ends of lines.
  * @param {number[]} places
  * @param {number} step
  * @param {number} low
@@ -144,8 +146,8 @@ export function spread(places, step, low, high) {
 }
 
 /**
- * Where labels stand that begin at the ends of lines within a chart: moved left to fit, and down or up where they overlap each
- * other or a line.
+ * Positions of labels at the ends of lines within a chart. Labels are moved left to fit, and down or up if they overlap
+ * each other or a line.
  * @param {{x: number, y: number, width: number}[]} labels by y
  * @param {(x0: number, x1: number) => [number, number][]} lines returns the range that each line covers between two places
  * @param {number} height of a label, whose middle is at y

@@ -1,6 +1,6 @@
 /**
- * From spans to rectangles: the part of a lane that lies in a window, bar by bar where a bar is wide enough, and as
- * shares of each pixel column where it is not. Pure; the canvas is in timeline_draw.js. Sizes are CSS pixels.
+ * Converts spans to rectangles: the part of a lane in a window, as single bars if they are wide enough, otherwise as
+ * shares of each pixel column. Pure functions; timeline_draw.js draws them. Sizes are CSS pixels.
  */
 
 import { COMMUNICATION, COMPUTE, FAILED, MOST_SLOTS } from "../data/lanes.js";
@@ -8,18 +8,20 @@ import { COLLECTIVE, EXECUTION, KINDS, REMOTE_CALL } from "../data/tables.js";
 
 /** @typedef {import("../data/lanes.js").Lane} Lane */
 /** @typedef {{x: number, y: number, width: number, h: number, slots: number, slotH: number, column?: number}} Box  of a lane */
-/** @typedef {{lane: Lane, at: number, x: number, y: number, w: number, h: number, meaning: number}} Wide  a bar that may hold words */
+/**
+ * @typedef {{lane: Lane, at: number, x: number, y: number, w: number, h: number, meaning: number}} Wide  a bar with enough space for text
+ */
 
-/** The width of the columns into which short operations are merged; twice that in rows that are thin, too. */
+/** The width of the columns into which short operations are merged; twice that in thin rows. */
 export const MERGE_PX = 2;
 /** The height of a host's name above its ranks. */
 export const HEADING = 14;
-const CROWDED_PX = 6, ROOMY_PX = 9; // per operation of a lane: below, and above which
-const LEAST_SINGLE_PX = 40; // what a bar of its own has in a crowded lane
+const CROWDED_PX = 6, ROOMY_PX = 9; // per operation of a lane: crowded below CROWDED_PX, roomy above ROOMY_PX
+const LEAST_SINGLE_PX = 40; // minimum width of a single bar in a crowded lane
 
 /**
- * The least width of a bar of its own. In a crowded lane nearly all operations are merged: nobody could read a picture
- * that is half bars and half shares. Between the two limits it stays as it was, so that nothing flickers.
+ * Minimum width of a single bar. In a crowded lane nearly all operations are merged, because a mixture of bars and
+ * shares is hard to read. Between the two limits the previous value is kept, to avoid flicker.
  *
  * @param {number} pixels
  * @param {number} count operations in these pixels
@@ -31,25 +33,25 @@ export function leastWidth(pixels, count, before) {
   return isCrowded ? LEAST_SINGLE_PX : MERGE_PX;
 }
 
-/** What a rectangle means; `WAITING` is drawn as emptiness with an outline. */
+/** Meanings of rectangles. `WAITING` is drawn as an empty rectangle with an outline. */
 export const TRANSFER = COLLECTIVE, WAITING = KINDS.length, FAILURE = WAITING + 1, UNDER_WAY = WAITING + 2;
-/** By number; the kinds of spans are the first ones. */
+/** Names of the meanings by number. The kinds of spans come first. */
 export const MEANINGS = [...KINDS.slice(0, TRANSFER), "transfer", ...KINDS.slice(TRANSFER + 1), "waiting", "failed", "under way"];
 const N = MEANINGS.length;
-const FIRST_OF = [0, 1, TRANSFER, N]; // meanings of each lane, behind those of the lane before
+const FIRST_OF = [0, 1, TRANSFER, N]; // first meaning of each lane
 
-/** Rectangles by meaning, in arrays that are used again for each picture. */
+/** Rectangles by meaning, in arrays that are reused for each picture. */
 export class Rectangles {
   constructor() {
     this.counts = new Int32Array(N);
     this.quads = Array.from({ length: N }, () => new Float32Array(4 * 256)); // x, y, width, height
-    this.single = 0; // spans drawn as bars of their own
+    this.single = 0; // spans drawn as single bars
     this.merged = 0; // spans drawn as shares of columns
-    this.columns = 0; // those columns
+    this.columns = 0; // number of these columns
     /** @type {Wide[]} */
     this.wide = [];
     /** @type {{x: number, y: number, h: number}[]} */
-    this.open = []; // right ends of bars that are not over
+    this.open = []; // right ends of open bars
   }
 
   clear() {
@@ -82,8 +84,8 @@ export class Rectangles {
 }
 
 /**
- * Where rows and their lanes lie. Rows are as high as there is room for, between a least height, at which they scroll,
- * and a most. Above the ranks of each host is a heading, where there are several hosts.
+ * Positions of rows and their lanes. Rows fill the height, between a minimum, below which they scroll, and a maximum.
+ * If there are several hosts, the ranks of each host have a heading.
  *
  * @param {number} rows
  * @param {number} height for all of them
@@ -98,7 +100,7 @@ export function layoutRows(rows, height, depths, hosts = []) {
   const gap = row >= 40 ? 6 : row >= 16 ? 3 : 1;
   const cell = row >= 40 ? 3 : row >= 16 ? 2 : 1;
   const inner = row - gap - cell;
-  // Communication has the larger part where it has several slots.
+  // Communication gets more space if it has several slots.
   const parts = 1 + Math.min(1.5, 0.5 * (depths[COMMUNICATION] - 1) + 0.4);
   const compute = Math.max(2, Math.round(inner / parts));
   const lanes = [
@@ -107,8 +109,8 @@ export function layoutRows(rows, height, depths, hosts = []) {
     { y: cell + compute, h: inner - compute, slots: depths[COMMUNICATION], slotH: 0 },
   ];
   for (const lane of lanes) {
-    lane.h -= row >= 16 && lane !== lanes[0] ? 1 : 0; // air between lanes
-    if (lane.h / lane.slots < 3) lane.slots = 1; // too thin: they lie on each other
+    lane.h -= row >= 16 && lane !== lanes[0] ? 1 : 0; // gap between lanes
+    if (lane.h / lane.slots < 3) lane.slots = 1; // too thin: draw the slots over each other
     lane.slotH = lane.h / lane.slots;
   }
   const tops = Array.from({ length: rows }, (_, at) => row * at + HEADING * firsts.filter((first) => first <= at).length);
@@ -117,14 +119,14 @@ export function layoutRows(rows, height, depths, hosts = []) {
 }
 
 /**
- * Adds what is seen of a lane.
+ * Add the visible part of a lane.
  *
  * @param {Rectangles} into
  * @param {Lane} lane
  * @param {{t0: number, t1: number}} view
  * @param {Box} box
- * @param {number} now where open spans end
- * @param {number} [pixel] the least that can be seen
+ * @param {number} now end of open spans
+ * @param {number} [pixel] smallest visible size
  * @param {number} [least] the width of the narrowest bar
  */
 export function collect(into, lane, view, box, now, pixel = 1, least = MERGE_PX) {
@@ -157,17 +159,17 @@ export function collect(into, lane, view, box, now, pixel = 1, least = MERGE_PX)
     let x = box.x + (start[i] - t0) * scale;
     let w = length;
     if (x < box.x - 2) {
-      w -= box.x - 2 - x; // an edge outside stays outside
+      w -= box.x - 2 - x; // an edge outside of the picture stays outside
       x = box.x - 2;
     }
     w = Math.min(w, right + 2 - x);
-    // A fine gap tells two neighbours apart.
+    // A gap of one pixel separates two neighbours.
     if (length >= 4) w -= pixel;
     w = Math.max(w, pixel);
     const y = box.y + (box.slots > 1 ? slot[i] * box.slotH : 0);
     const h = Math.max(box.slotH - air, 1);
     let meaning = kind[i];
-    // A call under way may be waiting or moving data: nobody knows before it ends.
+    // A call under way may be waiting or moving data. This is known only after it has ended.
     if (meaning >= EXECUTION) meaning = state[i] === FAILED ? FAILURE : end[i] === Infinity ? UNDER_WAY : meaning;
     let bodyX = x, bodyW = w;
     if (isWaitKnown && meaning === kind[i]) {
@@ -178,13 +180,13 @@ export function collect(into, lane, view, box, now, pixel = 1, least = MERGE_PX)
         bodyW = x + w - edge;
       }
     }
-    // Send lies in the upper part of its slot, receive in the lower: a message goes down from one to the other.
+    // A send is drawn in the upper half of its slot, a receive in the lower half.
     const isHalf = h >= 6 && kind[i] > TRANSFER && kind[i] < REMOTE_CALL;
     const bodyY = isHalf && kind[i] === TRANSFER + 2 ? y + h * 0.35 : y;
     const bodyH = isHalf ? h * 0.65 : h;
     if (bodyW > 0) into.push(meaning, bodyX, bodyY, bodyW, bodyH);
     if (end[i] === Infinity) into.open.push({ x: x + w, y, h });
-    // Bars that share a slot may overlap: words get the part that belongs to one bar only.
+    // Bars that share a slot may overlap. Text is placed in the part that belongs to one bar only.
     const place = box.slots > 1 ? slot[i] : 0;
     const before = lastWide[place];
     if (before) before.w = Math.min(before.w, x - before.x);
@@ -199,7 +201,7 @@ export function collect(into, lane, view, box, now, pixel = 1, least = MERGE_PX)
   if (merging) closeShares(into, box, pixel, FIRST_OF[lane.which], FIRST_OF[lane.which + 1]);
 }
 
-/** By slot: where the bars so far end, and the last one that may hold words. */
+/** By slot: the end of the bars so far, and the last bar with space for text. */
 const roomEnds = new Float64Array(MOST_SLOTS);
 /** @type {(Wide|undefined)[]} */
 const lastWide = new Array(MOST_SLOTS).fill(undefined);
@@ -218,20 +220,20 @@ function openShares({ width, column = MERGE_PX }) {
   lastColumn = -1;
 }
 
-/** Adds to the columns from x0 to x1. @param {number} meaning @param {number} x0 @param {number} x1 */
+/** Add a share to the columns from x0 to x1. @param {number} meaning @param {number} x0 @param {number} x1 */
 function share(meaning, x0, x1) {
   const a = Math.max(x0, 0) / columnWidth;
   const b = Math.min(x1 / columnWidth, columnCount);
   let column = Math.min(Math.floor(a), columnCount - 1);
   if (column < firstColumn) firstColumn = column;
-  // A span without length must be seen too.
+  // A span without length must be visible too.
   shares[column * N + meaning] += Math.max(Math.min(b, column + 1) - a, 1e-6);
   while (++column < b) shares[column * N + meaning] += Math.min(b - column, 1);
   if (column - 1 > lastColumn) lastColumn = column - 1;
 }
 
 /**
- * Stacks of equal height side by side become one rectangle. Meanings are those from `k0` to before `k1`.
+ * Merge adjacent stacks of equal height into one rectangle. Meanings are those from `k0` to before `k1`.
  * @param {Rectangles} into @param {Box} box @param {number} pixel @param {number} k0 @param {number} k1
  */
 function closeShares(into, box, pixel, k0, k1) {
@@ -252,7 +254,7 @@ function closeShares(into, box, pixel, k0, k1) {
 }
 
 /**
- * Heights of the parts of a column, and whether there are any.
+ * Compute the heights of the parts of a column. Return whether there are any.
  * @param {number} column @param {number} steps @param {Int32Array} heights filled in @param {number} k0 @param {number} k1
  */
 function stack(column, steps, heights, k0, k1) {
@@ -262,10 +264,10 @@ function stack(column, steps, heights, k0, k1) {
     sum += shares[at + k];
     if (shares[at + k] > shares[at + largest]) largest = k;
   }
-  const scale = sum > 1 ? steps / sum : steps; // overlapping spans: shares of their sum
+  const scale = sum > 1 ? steps / sum : steps; // overlapping spans: scale to their sum
   for (let k = k0; k < k1; k++) used += heights[k] = Math.round(shares[at + k] * scale);
-  if (sum && !used) heights[largest] = 1; // the least that can be seen
-  else if (used > steps) heights[largest] -= used - steps; // of rounding
+  if (sum && !used) heights[largest] = 1; // smallest visible height
+  else if (used > steps) heights[largest] -= used - steps; // rounding error
   return sum > 0;
 }
 
@@ -285,7 +287,7 @@ function emit(into, box, heights, from, to, steps, k0, k1) {
 }
 
 /**
- * The span at a place of a lane, and how many others share its pixel column.
+ * The span at a position of a lane, and the number of other spans in its pixel column.
  *
  * @param {Lane} lane
  * @param {number} time
@@ -304,7 +306,7 @@ export function hit(lane, time, slot, msPerPixel, now, least = MERGE_PX) {
     if (stop < time - reach) continue;
     if (stop - lane.start[i] < least * msPerPixel) count++;
     const away = Math.max(lane.start[i] - time, time - stop, 0) + (slot >= 0 && lane.slot[i] !== slot ? 3 * reach : 0);
-    // Among nested spans the innermost, which starts last.
+    // For nested spans, the innermost one, which starts last.
     if (away <= bestAway && away <= reach) {
       best = i;
       bestAway = away;

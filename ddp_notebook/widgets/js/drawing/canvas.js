@@ -1,6 +1,4 @@
-/**
- * A canvas that is sharp on any screen, words and arrows on it.
- */
+/** A canvas that is sharp on any screen, with text and arrows. */
 
 export const FONT = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
 
@@ -11,7 +9,14 @@ export function font(size, weight = "") {
   return `${weight} ${size}px ${FONT}`.trim();
 }
 
-/** A line whose end has a head. @param {CanvasRenderingContext2D} pen @param {number} x0 @param {number} y0 @param {number} x1 @param {number} y1 */
+/**
+ * A line with an arrowhead at its end.
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} x0
+ * @param {number} y0
+ * @param {number} x1
+ * @param {number} y1
+ */
 export function arrow(pen, x0, y0, x1, y1) {
   pen.beginPath();
   pen.moveTo(x0, y0);
@@ -35,7 +40,7 @@ export class Surface {
     this.dpr = 1;
   }
 
-  /** All that is drawn afterwards is in CSS pixels. @param {number} width @param {number} height @param {number} dpr */
+  /** Set the size. Drawing uses CSS pixels. @param {number} width @param {number} height @param {number} dpr */
   resize(width, height, dpr) {
     this.width = Math.max(1, Math.floor(width));
     this.height = Math.max(1, Math.floor(height));
@@ -86,7 +91,8 @@ export class Surface {
 }
 
 /**
- * Words that fit. A parameter's name is cut at the front, since its end tells more; a sentence at its end.
+ * Shorten a text to fit. A parameter name is cut at the front, because its end is more informative; a sentence is cut
+ * at its end.
  *
  * @param {string} words
  * @param {number} width

@@ -1,6 +1,6 @@
 /**
- * Colours with a fixed meaning, for light and for dark pages, after Okabe and Ito: any colour vision tells them apart,
- * and nothing is told by colour alone (a label, a number or a hatch says it too).
+ * Colours with a fixed meaning, for light and for dark pages, after Okabe and Ito: they are distinguishable with any
+ * colour vision. No information depends on colour alone: there is always also a label, a number or a hatch.
  *
  * | what | colour |
  * |---|---|
@@ -11,20 +11,20 @@
  * | input | purple |
  * | named block | grey blue |
  * | execution of a remote call | light blue; the call itself is communication |
- * | communication, exposed communication | vermillion; what compute hides of it light blue; overlapped hatched with compute |
- * | waiting | the page's own, with an outline: nothing happens |
- * | failed | the ink, crossed |
+ * | communication, exposed communication | vermillion; light blue if hidden by compute; hatched with the colour of compute if overlapped |
+ * | waiting | background of the page, with an outline |
+ * | failed | text colour, crossed out |
  */
 
 /**
  * @typedef {object} Palette
  * @property {"light"|"dark"} theme
- * @property {string} paper   what is behind everything
+ * @property {string} paper   background
  * @property {string} ink     text
- * @property {string} soft    text of lesser weight, axes
+ * @property {string} soft    secondary text, axes
  * @property {string} line    rules, outlines of waiting
  * @property {string} grid
- * @property {string} hover   behind what is pointed at or chosen
+ * @property {string} hover   background of elements that are chosen or under the pointer
  * @property {string} focus
  * @property {string} alarm
  * @property {Record<string, string>} fill  by meaning: forward backward optimizer input compute communication hidden exposed
@@ -109,7 +109,7 @@ const DARK = {
 
 /**
  * @param {"light"|"dark"} theme
- * @param {string} [paper] the page's own background, where it differs
+ * @param {string} [paper] background of the page, if it differs
  * @returns {Palette}
  */
 export function palette(theme, paper) {
@@ -120,7 +120,7 @@ export function palette(theme, paper) {
 }
 
 /**
- * Hue and dashes of a rank's line; after eight hues the lines are dashed, then dotted.
+ * Hue and dash pattern of a rank's line. After eight hues the lines are dashed, then dotted.
  * @param {Palette} colours
  * @param {number} rank
  * @returns {{colour: string, dash: number[]}}
@@ -152,7 +152,7 @@ export function contrast(one, other) {
   return (high + 0.05) / (low + 0.05);
 }
 
-/** Dark or white, whichever reads on this area. @param {string} background */
+/** Dark or white, whichever has more contrast on this background. @param {string} background */
 export function textOn(background) {
   return contrast(background, "#1c1c1c") >= contrast(background, "#ffffff") ? "#1c1c1c" : "#ffffff";
 }
@@ -166,7 +166,7 @@ export function channels(colour) {
 }
 
 /**
- * The page's theme: JupyterLab says so on its body; elsewhere the background of an element does.
+ * The theme of the page. JupyterLab sets it on the body; elsewhere it is derived from the background of an element.
  * @param {Element} el
  * @returns {"light"|"dark"}
  */
@@ -179,7 +179,7 @@ export function themeOf(el) {
 }
 
 /**
- * A diagonal hatch, the mark of compute while data moves.
+ * A diagonal hatch, which marks compute during communication.
  * @param {CanvasRenderingContext2D} context
  * @param {string} ground
  * @param {string} stripe

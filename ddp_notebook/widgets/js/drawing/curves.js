@@ -1,15 +1,15 @@
 /**
- * What the lines of a metric are: smoothed, thinned to what a screen can show, or as the range of many ranks. Pure.
+ * The lines of a metric: smoothed, thinned to the resolution of the screen, or the range of many ranks. Pure functions.
  */
 
 /** @typedef {{steps: Float64Array, values: Float64Array}} Course */
 
-export const MOST_LINES = 16; // ranks that get a line each
+export const MOST_LINES = 16; // most ranks with a line each
 const WORST = 3;
 
 /**
- * The exponential average that TensorBoard draws: `weight` 0 leaves the values, 0.9 averages about the last ten.
- * Without the bias towards zero at the beginning. A value that is no number stays so and is left out of the average.
+ * Exponential average as in TensorBoard, without the bias towards zero at the start. `weight` 0 keeps the values, 0.9
+ * averages about the last ten. A value that is not finite is kept and left out of the average.
  * @param {ArrayLike<number>} values
  * @param {number} weight 0 to below 1
  * @returns {Float64Array}
@@ -31,7 +31,7 @@ export function smooth(values, weight) {
 }
 
 /**
- * All steps at which any rank has a value; a step at which one has several is there as often.
+ * All steps at which any rank has a value. A step is repeated if a rank has several values for it.
  * @param {Course[]} courses
  * @returns {Float64Array}
  */
@@ -67,7 +67,11 @@ function merged(one, other) {
   return found.subarray(0, to);
 }
 
-/** How many steps go together, a power of two so that the picture stands while steps are added. @param {number} count @param {number} most */
+/**
+ * Number of steps per bin, a power of two so that the picture is stable while steps are added.
+ * @param {number} count
+ * @param {number} most
+ */
 export function together(count, most) {
   let size = 1;
   while (Math.ceil(count / size) > most) size *= 2;
@@ -75,12 +79,11 @@ export function together(count, most) {
 }
 
 /**
- * Lines by rank, at most about `most` points each. Where there are more steps, neighbours go together and the lowest
- * and the highest of them are drawn, in the order in which they came.
+ * Lines by rank, at most about `most` points each. If there are more steps, neighbours are binned. The lowest and the
+ * highest value of each bin are drawn, in their original order.
  * @param {Course[]} courses
  * @param {number} most
- * @returns {{x: number[], ends: number[], lines: (number|null|undefined)[][], each: number}} each: steps that go
- *   together, the last of which is in `ends`; a value is undefined where the rank has none, null where it is no number
+ * @returns {{x: number[], ends: number[], lines: (number|null|undefined)[][], each: number}} each: steps per bin, the last of which is in `ends`; a value is undefined if the rank has none, and null if it is not finite
  */
 export function lines(courses, most) {
   const union = unionOfSteps(courses);
@@ -139,10 +142,10 @@ function extremes({ steps, values }, union, each, length) {
 }
 
 /**
- * Many ranks at once: the range of all, the median of them, and which are furthest from it.
+ * Many ranks: the range, the median, and the ranks furthest from it.
  * @param {Course[]} courses
  * @param {number} most points
- * @param {number} [weight] of smoothing, for the median and the lines; the range is of what was logged
+ * @param {number} [weight] weight for smoothing the median and the lines; the range uses the logged values
  * @returns {{x: number[], ends: number[], low: (number|null)[], high: (number|null)[], median: (number|null)[],
  *   means: (number|undefined)[][], worst: number[], each: number}} means: of each course; worst: indexes of courses
  */
@@ -203,7 +206,7 @@ function middle(sorted) {
 }
 
 /**
- * Ranks that logged exactly the same, as of a metric that was averaged over them, are one line.
+ * Merge ranks that logged exactly the same values into one line, such as for a metric that was averaged over the ranks.
  * @param {Map<number, Course>} series
  * @returns {{ranks: number[], course: Course}[]}
  */
@@ -221,7 +224,7 @@ export function alike(series) {
 /** @param {Course} one @param {Course} other */
 function isSame(one, other) {
   if (one.values.length !== other.values.length) return false;
-  // From the newest point back: differences are at the end.
+  // Compare from the newest point backwards: differences are at the end.
   for (let at = one.values.length - 1; at >= 0; at--) {
     if (one.steps[at] !== other.steps[at] || !Object.is(one.values[at], other.values[at])) return false;
   }

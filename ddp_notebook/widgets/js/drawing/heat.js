@@ -1,23 +1,24 @@
 /**
- * Numbers as colours: centred on zero, for any colour vision, with what is not a number apart. Pure.
+ * Colours for numbers: centred on zero, for any colour vision, with separate colours for values that are not finite.
+ * Pure functions.
  *
- * Blue is below zero, red above, the page's own tone is zero. NaN, infinities and clipped values have marks, too: colour
- * alone tells nothing.
+ * Blue is below zero, red above, and the background of the page is zero. NaN, infinities and clipped values also have
+ * marks, so that no information depends on colour alone.
  */
 
 import { channels, textOn } from "./colours.js";
 import { abgr } from "./pixels.js";
 import { statistics } from "../data/values.js";
 
-const STEPS = 128; // to each side of zero
+const STEPS = 128; // colours on each side of zero
 const SIGMAS = 3;
-const SMALL = 32; // elements
+const SMALL = 32; // most elements of a small tensor
 
 /**
- * The scale of a set of tensors that are to be compared: the same for all of them.
+ * The common scale of tensors that are compared.
  *
  * @param {ArrayLike<number>[]} all
- * @returns {{limit: number, isClipped: boolean}} values at ±limit have the full colour; isClipped: there are larger ones
+ * @returns {{limit: number, isClipped: boolean}} values at ±limit have the full colour; isClipped: larger values exist
  */
 export function scaleOf(all) {
   let largest = 0, sum = 0, count = 0;
@@ -25,24 +26,27 @@ export function scaleOf(all) {
     const { low, high, mean, deviation, count: finite } = statistics(data);
     if (!finite) continue;
     largest = Math.max(largest, Math.abs(low), Math.abs(high));
-    sum += finite * (deviation ** 2 + mean ** 2); // about zero, which is the centre of the colours
+    sum += finite * (deviation ** 2 + mean ** 2); // deviation from zero, which is the centre of the colours
     count += finite;
   }
   const limit = SIGMAS * Math.sqrt(sum / count);
-  // A handful of values has no outliers, and small tensors are written as numbers.
+  // Few values have no outliers, and small tensors are written as numbers.
   if (!(limit > 0) || limit >= largest || all.every((data) => data.length <= SMALL)) return { limit: largest || 1, isClipped: false };
   return { limit, isClipped: true };
 }
 
 /** @typedef {ReturnType<typeof colourMap>} ColourMap */
 
-/** The colours of a palette as a table, with what is not a number behind it. @param {import("./colours.js").Palette} colours */
+/**
+ * The colours of a palette as a table, followed by the colours of values that are not finite.
+ * @param {import("./colours.js").Palette} colours
+ */
 export function colourMap(colours) {
   const [low, zero, high] = [colours.diverging.low, colours.diverging.zero, colours.diverging.high].map((one) => channels(one) ?? [128, 128, 128]);
   const mix = /** @param {number[]} a @param {number[]} b @param {number} part */ (a, b, part) => a.map((value, at) => value + (b[at] - value) * part);
   const rgb = [];
   for (let i = -STEPS; i <= STEPS; i++) rgb.push(mix(zero, i < 0 ? low : high, Math.abs(i / STEPS) ** 0.8));
-  // Two colours that the map never has: the ink for NaN, green for infinities.
+  // Two colours that the map does not contain: the text colour for NaN, green for infinities.
   const nan = channels(colours.ink) ?? [0, 0, 0];
   const inf = channels(colours.fill.optimizer) ?? [0, 158, 115];
   const pixels = Uint32Array.from([...rgb, nan, inf], (one) => abgr(one));
@@ -50,7 +54,7 @@ export function colourMap(colours) {
   return { pixels, css, text: css.map(textOn) };
 }
 
-/** Place of a value in the table of `colourMap`. @param {number} value @param {number} limit */
+/** Index of a value in the table of `colourMap`. @param {number} value @param {number} limit */
 export function placeOf(value, limit) {
   if (Number.isNaN(value)) return 2 * STEPS + 1;
   if (!Number.isFinite(value)) return 2 * STEPS + 2;
@@ -58,7 +62,11 @@ export function placeOf(value, limit) {
   return STEPS + Math.round(part * STEPS);
 }
 
-/** What stands on a cell of a heat map: X, I, -I, + or - where it is clipped, else nothing. @param {number} value @param {number} limit */
+/**
+ * The mark of a cell in a heat map: X, I, -I, + or - for clipped values, "" otherwise.
+ * @param {number} value
+ * @param {number} limit
+ */
 export function markOf(value, limit) {
   if (Number.isNaN(value)) return "X";
   if (!Number.isFinite(value)) return value > 0 ? "I" : "-I";
@@ -66,31 +74,31 @@ export function markOf(value, limit) {
 }
 
 /**
- * Rows and columns as which a tensor is drawn: the last dimension across, all others down; a flat or very long one is
- * wrapped, so that it fills its tile.
+ * Rows and columns of a drawn tensor: the last dimension across, all others down. A flat or very long tensor is wrapped
+ * to fill its tile.
  *
  * @param {number[]} shape
- * @param {number} count elements that are there
+ * @param {number} count available elements
  * @param {number} aspect width over height of the tile
  * @returns {{rows: number, columns: number, isWrapped: boolean}}
  */
 export function gridOf(shape, count, aspect = 1) {
   const last = shape[shape.length - 1] ?? 1;
   const numel = shape.reduce((product, size) => product * size, 1);
-  const ratio = (last * last) / Math.max(count, 1); // columns over rows
+  const ratio = (last * last) / Math.max(count, 1); // columns divided by rows
   if (numel === count && shape.length > 1 && ratio > aspect / 12 && ratio < aspect * 12) {
     return { rows: Math.ceil(count / last), columns: last, isWrapped: false };
   }
   if (count <= 4) return { rows: 1, columns: Math.max(count, 1), isWrapped: false };
   const wanted = Math.max(1, Math.round(Math.sqrt(count * aspect)));
-  // A divisor of the row keeps rows together.
+  // A divisor of the row length keeps rows together.
   const columns = [...Array(wanted).keys()].map((k) => wanted - k).find((k) => k > wanted / 2 && count % k === 0) ?? wanted;
   return { rows: Math.ceil(count / columns), columns, isWrapped: columns < count };
 }
 
 /**
- * A heat map in pixels. Where a pixel has several elements it shows the largest of them, and NaN before all: an outlier
- * is never lost.
+ * A heat map in pixels. A pixel with several elements shows the largest of them, or NaN if there is one, so that no
+ * outlier is lost.
  *
  * @param {ArrayLike<number>} data
  * @param {{rows: number, columns: number}} grid

@@ -1,24 +1,26 @@
 /**
- * What joins rows: the ribbon of a collective, whose calls are on every rank, and the arrows of a remote call.
+ * Connections between rows: the ribbon of a collective, which joins its calls on all ranks, and the arrows of a remote
+ * call.
  *
- * A ribbon runs from row to row. Its left edge is when each rank arrived, its right edge when each was done: a rank that
- * all others wait for is a dent to the right.
+ * The left edge of a ribbon shows when each rank arrived, the right edge when each was done. A rank that all others
+ * wait for is a dent to the right.
  *
- * One arrow goes from the caller's bar to where its callee begins, one from where that ends back to the caller. Of a call
- * whose callee tells nothing (an operator, a fetch) it is not known when it ran: its arrows are dashed and meet half way.
+ * One arrow goes from the caller's bar to the start of its callee, one from the end of the callee back to the caller.
+ * Some calls have no recorded callee (an operator, a fetch), so their execution time is not known. Their arrows are
+ * dashed and meet half way.
  */
 
 import { isSameName, nameAt } from "../data/names.js";
 import { COMMUNICATION, COMPUTE, lowerBound } from "../data/lanes.js";
 import { COLLECTIVE, EXECUTION, REMOTE_CALL } from "../data/tables.js";
 
-/** With more collectives than this in sight, only the chosen and the one under the pointer have a ribbon. */
+/** If more collectives are visible, only the chosen one and the one under the pointer have a ribbon. */
 export const MOST_RIBBONS = 16;
 
-const NEAR = 256; // spans to both sides among which the other end is sought
-const MOST_ARROWS = 48; // calls in sight, above which only the chosen and the one under the pointer have arrows
-const LEAST_ROW_PX = 12; // the same in rows that are thinner
-const FAR_PX = 2000; // canvases lose precision far outside of the picture
+const NEAR = 256; // spans on both sides that are searched for the other end
+const MOST_ARROWS = 48; // if more calls are visible, only the chosen one and the one under the pointer have arrows
+const LEAST_ROW_PX = 12; // minimum row height for all arrows
+const FAR_PX = 2000; // coordinates are clamped to this distance, because canvases lose precision far outside
 
 /** @typedef {import("../data/names.js").Name} Name */
 /** @typedef {{rank: number, row: number, lane: import("../data/lanes.js").Lane, at: number}} Call */
@@ -27,13 +29,13 @@ const FAR_PX = 2000; // canvases lose precision far outside of the picture
 /** @typedef {{x0: number, y0: number, x1: number, y1: number, isLoose: boolean, isChosen: boolean}} Arrow  CSS pixels */
 
 /**
- * Its calls, by rank; a rank that has not called it is not there.
+ * The calls of a collective by rank. A rank that has not called it is left out.
  *
  * @param {import("../data/lanes.js").Lanes} lanes
  * @param {import("../data/table.js").Table} table spans
  * @param {Name} name
  * @param {number[]} ranks
- * @param {number} [around] time at which one of the calls is: all others are sought from there
+ * @param {number} [around] time of one of the calls, near which the others are searched
  * @returns {Call[]}
  */
 export function callsOf(lanes, table, name, ranks, around) {
@@ -53,12 +55,12 @@ export function callsOf(lanes, table, name, ranks, around) {
 }
 
 /**
- * The span of a lane that is the one, sought outwards from the likely place; without one, backwards from the newest. -1
- * if it is not near.
+ * Index of the span of a lane that matches, searched outwards from a likely time, or backwards from the newest span. -1
+ * if no near span matches.
  *
  * @param {import("../data/lanes.js").Lane} lane
  * @param {(at: number) => boolean} is
- * @param {number} [around] time at which it may be
+ * @param {number} [around] likely time of the span
  */
 export function nearest(lane, is, around) {
   const begin = around === undefined ? lane.length - 1 : lowerBound(lane.start, lane.length, around);
@@ -94,7 +96,7 @@ export function collectivesIn(lane, table, { t0, t1 }, most) {
 
 /**
  * The parts of a ribbon, one between each two calls: left and right edge above, right and left edge below. A part that
- * passes by a row without the call is loose: that rank is not in the group, or has not come.
+ * crosses a row without the call is loose: that rank is not in the group, or has not called yet.
  *
  * @param {Bar[]} bars of one collective, in the order of the rows
  * @returns {{corners: number[], isLoose: boolean}[]} corners: x, y of the four
@@ -112,8 +114,8 @@ export function ribbon(bars) {
 // ---- remote calls
 
 /**
- * Both ends of a remote call, from either; null where it is none, and where its callee is not among the ranks, is the
- * caller itself or is not known.
+ * Both ends of a remote call, from either end. null if the span is not a remote call, or if its callee is hidden,
+ * unknown or the caller itself.
  *
  * @param {import("../data/lanes.js").Lanes} lanes
  * @param {import("../data/table.js").Table} table spans
@@ -137,7 +139,7 @@ export function endsOf(lanes, table, ranks, one) {
 }
 
 /**
- * The calls that callers in these rows wait for in the window, up to `most` of them; none if there are more.
+ * The remote calls of these rows in the window; empty if there are more than `most`.
  *
  * @param {import("../data/lanes.js").Lanes} lanes
  * @param {import("../data/table.js").Table} table spans
@@ -167,8 +169,8 @@ function callsBetween(lanes, table, ranks, { t0, t1 }, most) {
  * @param {import("./timeline_draw.js").Scene} scene
  * @param {import("../data/lanes.js").Lanes} lanes
  * @param {import("../data/table.js").Table} table spans
- * @param {(Ends|null)[]} chosen calls that are told from the others, such as the one under the pointer
- * @param {number} now where what is under way ends
+ * @param {(Ends|null)[]} chosen highlighted calls, such as the one under the pointer
+ * @param {number} now end of open spans
  * @returns {Arrow[]}
  */
 export function arrowsIn(scene, lanes, table, chosen, now) {
@@ -203,7 +205,13 @@ function arrowsOf(scene, { caller, callee, row }, now, isChosen) {
   return [{ x0: x(sent), y0: from, x1: x(begun), y1: to, ...of }, { x0: x(ended), y0: to, x1: x(returned), y1: from, ...of }];
 }
 
-/** Where a bar lies. @param {import("./timeline_draw.js").Scene} scene @param {number} row @param {number} which lane @param {number} slot */
+/**
+ * Edges of a bar.
+ * @param {import("./timeline_draw.js").Scene} scene
+ * @param {number} row
+ * @param {number} which lane
+ * @param {number} slot
+ */
 function edgesOf({ layout, top, scroll }, row, which, slot) {
   const part = layout.lanes[which];
   const y = top + layout.tops[row] - scroll + part.y + (part.slots > 1 ? slot * part.slotH : 0);

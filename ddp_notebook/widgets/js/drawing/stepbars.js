@@ -1,6 +1,4 @@
-/**
- * Where the stacked bars of the steps lie. Pure; CSS pixels.
- */
+/** Positions of the stacked bars of the steps. Pure functions; CSS pixels. */
 
 import { duration } from "../data/format.js";
 import { PARTS } from "../data/tables.js";
@@ -10,7 +8,7 @@ import { niceStep, plainTicks } from "./axis.js";
 /** @typedef {{part: string, bar: number, x: number, y: number, width: number, height: number}} Rectangle */
 /**
  * @typedef {{left: number, top: number, width: number, height: number, high: number, pitch: number, gap: number}} Frame
- *   pitch: from bar to bar; gap: between two; high: the value at the top
+ *   pitch: distance between the left edges of bars; gap: space between bars; high: value at the top
  */
 
 /**
@@ -37,8 +35,8 @@ export function stack(bars, { left, top, height, high, pitch, gap }) {
 }
 
 /**
- * The value at the top of the axis. A first step that is much longer than all others does not flatten them: it is cut,
- * and labelled.
+ * The value at the top of the axis. A first step that is much longer than all others is cut and labelled, so that the
+ * others stay readable.
  * @param {number[]} durations
  */
 export function highest(durations) {
@@ -50,8 +48,8 @@ export function highest(durations) {
 }
 
 /**
- * How long the bars are that the axis cuts, in words: behind each bar, at the right edge before it; where there is no
- * room, not at all.
+ * Labels with the lengths of cut bars: to the right of each bar, or to its left at the right edge. Without enough space
+ * there is no label.
  * @param {{duration: number}[]} bars
  * @param {{left: number, pitch: number, high: number}} frame
  * @param {number} right
@@ -76,8 +74,8 @@ export function cutLabels(bars, { left, pitch, high }, right, widthOf) {
 }
 
 /**
- * The labels below the bars: numbers of steps, and the name of a cell where its bars begin. No two of them touch, and a
- * cell's name is worth more than a number.
+ * The labels below the bars: step numbers, and the name of each cell at its first bar. Labels do not overlap; the name
+ * of a cell has priority over a number.
  * @param {{cell: number, step: number}[]} bars
  * @param {Frame} frame
  * @param {number} right edge
@@ -104,7 +102,7 @@ export function stepLabels(bars, { left, pitch }, right, cellName, widthOf) {
   /** @type {Label[]} */
   const found = [];
   const isFree = /** @param {Label} one */ (one) => found.every((other) => Math.abs(one.x - other.x) >= (one.width + other.width) / 2 + 8);
-  // If two cells begin next to each other, the newer one is named.
+  // If two cells start next to each other, label the newer one.
   for (const one of [...names.reverse(), ...numbers]) if (isFree(one)) found.push(one);
   return found.sort((a, b) => a.x - b.x);
 }

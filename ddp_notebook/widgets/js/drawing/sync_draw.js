@@ -1,6 +1,6 @@
 /**
- * The pictures of the gradients' synchronisation on their canvas: the bars of the steps; below, the buckets of the chosen
- * step over its backward, or the time of each rank.
+ * Draws the gradient synchronisation on its canvas: the bars of the steps, and below them the buckets of the chosen
+ * step over its backward pass, or the time of each rank.
  */
 
 import { bytes, duration, plural, ranksInWords } from "../data/format.js";
@@ -15,9 +15,9 @@ import { cutLabels, stepLabels } from "./stepbars.js";
 /** @typedef {ReturnType<typeof import("../data/steps.js").bucketsOf>} Buckets */
 
 export const RIGHT = 14; // px at the right edge
-export const ROW = 20; // px of a bucket or a rank, at most
+export const ROW = 20; // px, maximum height of a bucket or a rank
 
-/** A canvas, and what the parts of a step look like on it. */
+/** A canvas, and the fill styles for the parts of a step. */
 export class Brush {
   /** @param {import("./canvas.js").Surface} surface @param {{colours: import("./colours.js").Palette, dpr: number}} env */
   constructor(surface, env) {
@@ -107,7 +107,7 @@ export function drawBars(brush, { bars, rects, chosen, before, frame }, compact,
   }
   const numbered = bars.map(({ cell, step }) => ({ cell, step: step + before }));
   const labels = drawStepNumbers(brush, numbered, frame, cellName);
-  // Bars that go beyond the axis are cut, and say how long they are.
+  // Bars beyond the axis are cut and labelled with their length.
   pen.font = font(11);
   for (const { words, x } of cutLabels(bars, frame, surface.width, (text) => pen.measureText(text).width)) {
     surface.write(words, x, frame.top - 7, { colour: colours.ink, size: 11 });
@@ -132,9 +132,9 @@ function drawStepNumbers({ surface, env: { colours } }, bars, frame, cellName) {
 /**
  * @param {Brush} brush
  * @param {Buckets} found
- * @param {string} where of which step and rank
+ * @param {string} where the step and the rank, as text
  * @param {number} top
- * @returns {{first: number, row: number}} where the rows begin, and their height; the first is the backward
+ * @returns {{first: number, row: number}} start of the rows, and their height; the first row is the backward pass
  */
 export function drawBuckets(brush, found, where, top) {
   const { surface } = brush;
@@ -164,7 +164,7 @@ export function drawBuckets(brush, found, where, top) {
   };
   const backward = found.backward ?? [found.from, found.lastIssue];
   bar("backward", 0, backward[0], Math.min(backward[1], Math.max(backward[0], found.lastIssue)));
-  // After the last bucket was issued the backward only waits for them: outlined.
+  // After the last bucket was issued, the backward pass only waits for them: draw an outline.
   bar("waiting", 0, Math.max(found.lastIssue, backward[0]), backward[1]);
   if (row >= 9) surface.write("backward", gutter, first + row / 2, { colour: colours.ink, size: 11.5, align: "right" });
   const every = Math.ceil(11 / row);
@@ -200,8 +200,8 @@ export function drawBuckets(brush, found, where, top) {
 }
 
 /**
- * The names of a bucket in little room: `blocks.3.norm1.weight, 11 more`, `blocks.3.norm1.weight +11`, `blocks.3… +11` or
- * `…3…`. The longest part of the first name that fits is taken, if no other bucket has the same.
+ * The names of a bucket in limited space: `blocks.3.norm1.weight, 11 more`, `blocks.3.norm1.weight +11`, `blocks.3…
+ * +11` or `…3…`. Uses the longest part of the first name that fits and that no other bucket has.
  * @param {string[]} names
  * @param {Map<string, number>} known of `cutNames`
  * @param {number} room pixels
@@ -220,7 +220,7 @@ export function namesIn(names, known, room, measure) {
   return words.find(fits) ?? words[words.length - 1] ?? whole[whole.length - 1];
 }
 
-/** How many of these names have each part between dots in common, at the same place. @param {string[]} names */
+/** Count the names that share each dotted part at the same position. @param {string[]} names */
 export function cutNames(names) {
   /** @type {Map<string, number>} */
   const known = new Map();
@@ -228,7 +228,7 @@ export function cutNames(names) {
   return known;
 }
 
-/** Parts of a name, with an ellipsis where it was cut. @param {string} name */
+/** Parts of a name, with an ellipsis for the removed text. @param {string} name */
 function cutsOf(name) {
   const parts = name.split(".");
   const ends = parts.flatMap((_, from) => parts.map((_, to) => ({ from, to: to + 1 }))).filter(({ from, to }) => from < to);
@@ -240,7 +240,14 @@ function cutsOf(name) {
     });
 }
 
-/** What each rank's time went into. @param {Brush} brush @param {Bar[]} byRank @param {string} where of which step @param {number} left @param {number} top */
+/**
+ * How the time of each rank was spent.
+ * @param {Brush} brush
+ * @param {Bar[]} byRank
+ * @param {string} where of which step
+ * @param {number} left
+ * @param {number} top
+ */
 export function drawRanks(brush, byRank, where, left, top) {
   const { surface } = brush;
   const { colours } = brush.env;

@@ -1,5 +1,5 @@
 /**
- * The picture of the tensors on its canvas.
+ * Draws the tensors on their canvas.
  *
  * @typedef {import("./tiles.js").Placed} Placed
  * @typedef {import("./tiles.js").Tile} Tile
@@ -34,7 +34,7 @@ export function drawTiles(pen, tiles, how) {
       if (!tensor) return;
       drawSide(pen, tile, tensor, side, how, counts);
       const { pointed } = how;
-      // The same element everywhere: what it became, and what the others have.
+      // The same element in all tensors: its output, and the values of the other ranks.
       if (pointed && pointed.at < tensor.data.length) outline(pen, tensor.block, pointed.at, how.colours.focus, pointed.rank === tile.rank && pointed.side === side ? 3 : 1.5);
     });
   }
@@ -82,7 +82,13 @@ function drawDigits(pen, tensor, { colours, map, limit }, counts) {
   }
 }
 
-/** Elements as colours; signs for what is no number or beyond the scale. @param {CanvasRenderingContext2D} pen @param {Placed} tensor @param {How} how @param {Counts} counts */
+/**
+ * Elements as colours, with marks on values that are not finite or beyond the scale.
+ * @param {CanvasRenderingContext2D} pen
+ * @param {Placed} tensor
+ * @param {How} how
+ * @param {Counts} counts
+ */
 function drawMap(pen, tensor, { colours, dpr, map, limit }, counts) {
   const { data, block } = tensor;
   const image = bitmapOf(tensor, limit, map, Math.round(block.width * dpr), Math.round(block.height * dpr));
@@ -108,7 +114,7 @@ function drawMap(pen, tensor, { colours, dpr, map, limit }, counts) {
 }
 
 /**
- * What the collective has changed has a frame, what is not the same on all ranks a corner.
+ * Mark an element: a frame if the collective has changed it, a corner if it differs between ranks.
  * @param {CanvasRenderingContext2D} pen @param {Placed} tensor @param {number} at @param {import("./colours.js").Palette} colours @param {Counts} counts
  */
 function mark(pen, { block, changed, differs }, at, colours, counts) {
@@ -140,7 +146,7 @@ function outline(pen, block, at, colour, width) {
 const bitmaps = new WeakMap();
 
 /**
- * Made once for a tensor, a scale and a size, not at each move of the pointer.
+ * Cached by tensor, scale and size, so that it is not drawn again at each move of the pointer.
  * @param {Placed} tensor @param {number} limit @param {import("./heat.js").ColourMap} map @param {number} width @param {number} height pixels
  */
 function bitmapOf(tensor, limit, map, width, height) {
@@ -179,6 +185,6 @@ export function drawScale(pen, x, y, { map, limit, colours, legend }) {
   else pen.fillText(legend.lines[0], x + width + BESIDE_SCALE, y + 4);
 }
 
-/** What the marks mean. @param {boolean} isSideBySide @param {boolean} isClipped */
+/** Meanings of the marks. @param {boolean} isSideBySide @param {boolean} isClipped */
 export const meanings = (isSideBySide, isClipped) =>
   [isSideBySide ? "left: input, right: output" : "", "X NaN", "I Inf", isClipped ? "+ - beyond 3σ" : "", "□ changed by it", "◥ not the same on all ranks"].filter(Boolean);

@@ -1,5 +1,6 @@
 /**
- * Where tensors lie: a tile per rank, in it the input above the output, in it a cell per element. Pure; CSS pixels.
+ * Positions of tensors: a tile per rank with the input above the output, and a cell per element. Pure functions; CSS
+ * pixels.
  *
  * @typedef {{x: number, y: number, width: number, height: number, rows: number, columns: number, cell: number, cellHeight: number, asDigits: boolean, isWrapped: boolean}} Block
  * @typedef {import("../data/tensor_source.js").Told & {block: Block, changed: Uint8Array|null, differs: Uint8Array|null}} Placed
@@ -10,19 +11,19 @@ import { differences, range } from "../data/values.js";
 import { gridOf } from "./heat.js";
 
 const LABEL = 17; // height of a tile's name
-export const LINE = 13; // of a line of words
-export const NARROW = 150; // a tile that has its tensors side by side, without words
-export const MARGIN = 26; // for "in" and "out"
+export const LINE = 13; // height of a line of text
+export const NARROW = 150; // width below which a tile has its tensors side by side, without text
+export const MARGIN = 26; // space for "in" and "out"
 export const SCALE = 26; // height of the scale
-export const SCALE_WIDTH = 128, BESIDE_SCALE = 28; // to the words next to it
+export const SCALE_WIDTH = 128, BESIDE_SCALE = 28; // distance to the text next to it
 const GAP = 12; // between tiles
-const LETTER = 5.7; // width of a letter in the words below a tensor
+const LETTER = 5.7; // width of a letter in the text below a tensor
 
-const DIGITS = 32; // elements up to which they are written as numbers
+const DIGITS = 32; // most elements that are written as numbers
 const LEAST_DIGITS_PX = 30, DIGITS_HEIGHT = 20;
 
 /**
- * How many tiles side by side: all ranks where they are few, else a block as near to a square as fits.
+ * Number of tiles per row: all ranks if they are few, otherwise a block that is nearly square.
  *
  * @param {number} ranks
  * @param {number} width
@@ -38,7 +39,7 @@ export function tilesAcross(ranks, width) {
  * The cells of one tensor in a tile.
  *
  * @param {number[]} shape
- * @param {number} count elements that are there
+ * @param {number} count available elements
  * @param {number} width
  * @param {number} height the most
  * @returns {Block} at 0, 0
@@ -62,7 +63,7 @@ export function block(shape, count, width, height) {
 }
 
 /**
- * The element at a place of a block, -1 if there is none.
+ * The element at a position of a block, -1 if there is none.
  *
  * @param {Block} block
  * @param {number} count
@@ -78,7 +79,7 @@ export function elementAt({ x: left, y: top, width, height, columns, cell, cellH
 /**
  * The index of an element in its tensor: `[2, 3]`.
  *
- * @param {number} at place in the order of the elements
+ * @param {number} at flat index
  * @param {number[]} shape
  */
 export function indexOf(at, shape) {
@@ -91,10 +92,10 @@ export function indexOf(at, shape) {
 }
 
 /**
- * The tiles of all ranks in rows, and how high they are together.
+ * The tiles of all ranks in rows, and their total height.
  *
  * @param {Map<number, (import("../data/tensor_source.js").Told|null)[]>} found by rank: input and output
- * @param {(import("../data/values.js").Across|null)[]} across by side: what is not the same on all ranks
+ * @param {(import("../data/values.js").Across|null)[]} across by side: differences between ranks
  * @param {number} width
  * @returns {{tiles: Tile[], height: number}}
  */
@@ -103,7 +104,7 @@ export function placeTiles(found, across, width) {
   const tileWidth = Math.floor((width + GAP) / columns) - GAP;
   const rows = Math.ceil(found.size / columns);
   const isNarrow = tileWidth < NARROW;
-  // Both sides of all ranks fit a screen, whatever the number of rows.
+  // Both sides of all ranks fit on a screen for any number of rows.
   const room = Math.max(24, isNarrow ? Math.max(52, 480 / rows - LABEL) : Math.min(tileWidth - MARGIN, rows > 1 ? Math.max(40, 560 / rows / 2 - LABEL) : 190));
   const margin = isNarrow ? 0 : MARGIN;
   const sideWidth = isNarrow ? (tileWidth - 4) / 2 : tileWidth - MARGIN;
@@ -120,7 +121,7 @@ export function placeTiles(found, across, width) {
     const sides = [input, output].map((tensor, side) => {
       if (!tensor) return null;
       const own = block(tensor.data.length === tensor.numel ? tensor.shape : [tensor.data.length], tensor.data.length, sideWidth, room);
-      // In narrow tiles side by side, in others the output below the input and its words.
+      // Narrow tiles have their tensors side by side. Other tiles have the output below the input and its text.
       own.x = x + margin + (isNarrow && side ? sideWidth + 4 : 0);
       own.y = isNarrow ? y + LABEL : top;
       top = own.y + Math.max(own.height, isNarrow ? 0 : 16) + (isNarrow ? 2 : LINE * linesOf(tensor, tileWidth - MARGIN) + 10);
@@ -133,10 +134,19 @@ export function placeTiles(found, across, width) {
   return { tiles, height: y + rowHeight };
 }
 
-/** Lines of words below a tensor. @param {import("../data/tensor_source.js").Told} tensor @param {number} width */
+/**
+ * Number of text lines below a tensor.
+ * @param {import("../data/tensor_source.js").Told} tensor
+ * @param {number} width
+ */
 const linesOf = (tensor, width) => inLines(range(tensor), width, (words) => words.length * LETTER).length;
 
-/** Words in lines that fit; what brackets hold stays together. @param {string} words @param {number} width @param {(words: string) => number} measure */
+/**
+ * Break a text into lines that fit, but not inside of brackets.
+ * @param {string} words
+ * @param {number} width
+ * @param {(words: string) => number} measure
+ */
 export function inLines(words, width, measure) {
   const lines = [""];
   for (const word of words.split(/ (?![^[(]*[\])])/)) {
@@ -149,11 +159,11 @@ export function inLines(words, width, measure) {
 }
 
 /**
- * The words that explain the marks: in one line to the right of the scale where they fit, else in lines below it.
+ * The explanations of the marks: in one line to the right of the scale if they fit, otherwise in lines below it.
  *
  * @param {string[]} parts
  * @param {number} width
- * @returns {{isBelow: boolean, lines: string[], height: number}} `height`: of the scale and the words
+ * @returns {{isBelow: boolean, lines: string[], height: number}} `height`: of the scale and the text
  */
 export function placeLegend(parts, width) {
   const words = parts.map((part) => part.replaceAll(" ", "\u00a0"));
@@ -164,10 +174,14 @@ export function placeLegend(parts, width) {
   return { isBelow: true, lines, height: SCALE + LINE * lines.length + 4 };
 }
 
-/** The share of elements that are marked. @param {Uint8Array} marks */
+/** The share of marked elements. @param {Uint8Array} marks */
 export const shareOf = (marks) => marks.reduce((sum, one) => sum + one, 0) / Math.max(marks.length, 1);
 
-/** Where nearly all elements differ, marks on each would hide what they mark: they go, and the words say it. @param {Tile[]} tiles */
+/**
+ * Remove the marks if nearly all elements have one, because they would hide the values. The text still reports the
+ * differences.
+ * @param {Tile[]} tiles
+ */
 export function hideCrowdedMarks(tiles) {
   const wanted = /** @type {const} */ ([["changed", 1], ["differs", 0], ["differs", 1]]);
   for (const [name, side] of wanted) {

@@ -1,5 +1,5 @@
 /**
- * The picture of the timeline on its canvas: from the rectangles and places of a scene to pixels.
+ * Draws the timeline on its canvas, from the rectangles and positions of a scene.
  *
  * @typedef {object} Scene
  * @property {CanvasRenderingContext2D} pen
@@ -8,9 +8,9 @@
  * @property {number} width
  * @property {number} height
  * @property {{t0: number, t1: number}} view
- * @property {number} left where time begins, behind the names of the ranks
- * @property {number} top where rows begin, under the axis
- * @property {number} scroll pixels of the rows that are above the picture
+ * @property {number} left start of the time axis, to the right of the rank names
+ * @property {number} top start of the rows, below the axis
+ * @property {number} scroll pixels of the rows that are scrolled out at the top
  * @property {number[]} ranks
  * @property {ReturnType<typeof import("./bars.js").layoutRows>} layout
  * @property {import("./bars.js").Rectangles} rectangles
@@ -32,10 +32,10 @@ import { abgr, paint } from "./pixels.js";
 import { axis, seconds } from "./timewindow.js";
 
 const FONT = "system-ui, sans-serif";
-const MOST_DRAWN = 2500; // rectangles, above which they are painted as pixels
-// Waiting is drawn first, so that it hides nothing where bars overlap.
+const MOST_DRAWN = 2500; // if there are more rectangles, they are painted as pixels
+// Waiting is drawn first, so that it hides no overlapping bar.
 const ORDER = [WAITING, ...MEANINGS.keys()].filter((meaning, at) => meaning !== WAITING || !at);
-const widths = new Map(); // of texts at 10 px
+const widths = new Map(); // widths of texts at 10 px
 
 /** The colour of a meaning. @param {import("./colours.js").Palette} colours @param {number} meaning */
 export function colourOf(colours, meaning) {
@@ -65,7 +65,7 @@ export function drawScene(scene) {
   drawPointer(scene);
 }
 
-/** Where a time lies. @param {Scene} scene @param {number} time */
+/** The x coordinate of a time. @param {Scene} scene @param {number} time */
 export function xOf({ view, left, width }, time) {
   return left + ((time - view.t0) / (view.t1 - view.t0)) * (width - left);
 }
@@ -92,7 +92,7 @@ function drawAxis(scene) {
     pen.fillStyle = colours.soft;
     pen.fillText(label, x, 8);
   }
-  // Steps, on a strip of their own: names where they fit.
+  // Steps have a separate strip. Names are drawn if they fit.
   pen.fillStyle = colours.line;
   let before = -Infinity;
   for (const step of steps) {
@@ -117,13 +117,13 @@ function drawRows({ pen, colours, left, top, width, height, ranks, layout, scrol
     pen.fillStyle = colours.hover;
     pen.fillRect(left, y, width - left, part.y);
     if (row === hoverRow) pen.fillRect(left, y, width - left, part.y + part.h);
-    // Darker than waiting, which has the page's own colour.
+    // Darker than waiting, which has the background of the page.
     pen.fillStyle = colours.grid;
     pen.fillRect(left, y + part.y, width - left, part.h);
   }
 }
 
-/** Steps without spans: known in time, otherwise unknown. @param {Scene} scene */
+/** Steps without spans: only their times are known. @param {Scene} scene */
 function drawMissing(scene) {
   const { pen, top, height, layout, scroll, missing } = scene;
   if (!missing.length) return;
@@ -156,7 +156,8 @@ function nameMissing(scene) {
 /** @param {Scene} scene */
 function drawRectangles(scene) {
   const { pen, colours, rectangles, dpr } = scene;
-  const grid = /** @param {number} value */ (value) => Math.round(value * dpr) / dpr; // whole pixels: sharp edges, and less work
+  // whole pixels: sharp edges, and faster
+  const grid = /** @param {number} value */ (value) => Math.round(value * dpr) / dpr;
   const pixel = 1 / dpr;
   const areMany = rectangles.total > MOST_DRAWN;
   if (areMany) paintMany(scene);
@@ -170,10 +171,10 @@ function drawRectangles(scene) {
       pen.fillRect(x, y, Math.max(grid(quads[i] + quads[i + 2]) - x, pixel), Math.max(grid(quads[i + 1] + quads[i + 3]) - y, pixel));
     }
   }
-  outline(scene, WAITING, colours.fill.waitingLine, 4, 6); // in thin rows it is seen by its ground
+  outline(scene, WAITING, colours.fill.waitingLine, 4, 6); // in thin rows the ground below it is visible
   outline(scene, UNDER_WAY, colours.fill.communication, 3, 3);
   crossFailed(scene);
-  // A bar that is not over ends in an arrow instead of an edge.
+  // An open bar ends in an arrow instead of an edge.
   pen.fillStyle = colours.ink;
   for (const { x, y, h } of rectangles.open) {
     const size = Math.min(h, 8);
@@ -185,7 +186,7 @@ function drawRectangles(scene) {
   }
 }
 
-/** All of one colour, by way of an image. @param {Scene} scene */
+/** Paint all rectangles of one colour by means of an image. @param {Scene} scene */
 function paintMany({ pen, colours, rectangles, dpr, left, top }) {
   const { width, height } = pen.canvas;
   if (!image || image.width !== width || image.height !== height) {
@@ -344,7 +345,7 @@ function nameHosts({ pen, colours, top, width, layout, scroll }) {
   }
 }
 
-/** A hair line, and its time on the axis. @param {Scene} scene */
+/** A thin line at the pointer, and its time on the axis. @param {Scene} scene */
 function drawPointer(scene) {
   const { pen, colours, view, left, top, width, height, pointerX, dpr } = scene;
   if (pointerX < left || pointerX > width) return;
@@ -389,7 +390,7 @@ function patternOf({ pen, colours, dpr }, name) {
   if (!made) patterns.set(colours, (made = new Map()));
   if (!made.has(key)) {
     const pattern = name === "missing" ? hatch(pen, colours.paper, colours.theme === "dark" ? "#333333" : "#e4e4e4", dpr) : hatch(pen, colours.paper, colours.fill.communication, dpr);
-    pattern.setTransform?.(new DOMMatrix().scale(1 / dpr)); // patterns are in pixels of the canvas, not of the page
+    pattern.setTransform?.(new DOMMatrix().scale(1 / dpr)); // patterns are in pixels of the canvas, not in CSS pixels
     made.set(key, pattern);
   }
   return made.get(key);

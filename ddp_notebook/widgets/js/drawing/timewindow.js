@@ -1,21 +1,21 @@
 /**
- * The stretch of time that a timeline shows, and its axis. Pure functions; times are milliseconds of the recording.
+ * The time window of a timeline, and its axis. Pure functions; times are milliseconds of the recording.
  *
  * @typedef {{t0: number, t1: number}} TimeWindow
  */
 
 import { niceStep } from "./axis.js";
 
-/** The least that is shown: two microseconds, near the resolution of the clocks. */
+/** The smallest window: two microseconds, near the resolution of the clocks. */
 export const LEAST_MS = 0.002;
 
 /**
  * The window zoomed by a factor, with the time under the pointer staying under the pointer.
  *
  * @param {TimeWindow} view
- * @param {number} at time that stays
- * @param {number} factor above 1: nearer
- * @param {TimeWindow} limits what there is to see
+ * @param {number} at fixed time
+ * @param {number} factor above 1 to zoom in
+ * @param {TimeWindow} limits time range of the data
  * @returns {TimeWindow}
  */
 export function zoom(view, at, factor, limits) {
@@ -26,7 +26,7 @@ export function zoom(view, at, factor, limits) {
 }
 
 /**
- * The window moved, but not out of the limits.
+ * The window moved, within the limits.
  *
  * @param {TimeWindow} view
  * @param {number} by milliseconds
@@ -38,7 +38,7 @@ export function pan(view, by, limits) {
 }
 
 /**
- * A window of the same length inside the limits; one that is longer than they are is centred.
+ * Move a window inside the limits. A longer window is centred.
  *
  * @param {TimeWindow} view
  * @param {TimeWindow} limits
@@ -55,8 +55,8 @@ export function within(view, limits) {
 }
 
 /**
- * The newest `length` milliseconds. Moves in whole pixels, so that bars keep their edges while they move; where motion
- * is to be reduced it moves in pages, as an oscilloscope does.
+ * The newest `length` milliseconds. It moves in whole pixels, so that the edges of bars stay stable. With reduced
+ * motion it moves in pages, like an oscilloscope.
  *
  * @param {number} newest
  * @param {number} length
@@ -78,7 +78,8 @@ const UNITS = [
 ];
 
 /**
- * Where the axis has its marks. Far in, full times would not fit: marks then count from `base`, a time of few digits.
+ * Positions of the axis marks. At high zoom, full times would not fit, so marks are relative to `base`, a time with few
+ * digits.
  *
  * @param {TimeWindow} view
  * @param {number} pixels

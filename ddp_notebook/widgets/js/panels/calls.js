@@ -1,7 +1,7 @@
 /**
- * The panel of calls between ranks: those of the last cell that made some, one moment after the other.
+ * The panel of calls between ranks: those of the last cell that made some, moment by moment.
  *
- * They do not travel by themselves: the panel asks for them while it is shown.
+ * The kernel does not send them by itself. The panel requests them while it is shown.
  */
 
 import { plural } from "../data/format.js";
@@ -11,7 +11,7 @@ import { moments, sequence, short } from "../parts/sequence.js";
 /** @typedef {import("../parts/sequence.js").Drawn} Drawn */
 /** @typedef {{of_cell: number, in_all: number, drawn: Drawn}} Told */
 
-const PACE_MS = 1500; // between two questions
+const PACE_MS = 1500; // between two requests
 
 /**
  * @param {HTMLElement} el
@@ -26,7 +26,7 @@ export function callsPanel(el, store, env) {
   const picture = make(document, "div", { class: "ddpm-scroller", tabIndex: 0, role: "region", "aria-label": "Calls between ranks" });
   el.append(make(document, "p", {}, step), words, picture);
   step.addEventListener("input", () => goTo(Number(step.value)));
-  let request = 0, askedAt = -Infinity, at = Infinity; // at: moments that are shown; Infinity: all there are
+  let request = 0, askedAt = -Infinity, at = Infinity; // moments to show; Infinity: all
   /** @type {Told|null} */
   let told = null;
   let drawnAs = "";

@@ -1,7 +1,7 @@
 /**
- * The panel of the metrics: a line per rank, or for more than 16 ranks the range of all, the median and the three ranks
- * furthest from it; of the newest run, or of the chosen ones. Values are drawn as logged; where points are missing, or are
- * smoothed, the panel says so.
+ * The panel of the metrics: a line per rank, or for more than 16 ranks the range, the median and the three ranks
+ * furthest from it. It shows the newest run, or the chosen runs. Values are drawn as logged; a note appears if points
+ * are missing or smoothed.
  */
 
 import uPlot from "uplot";
@@ -30,7 +30,7 @@ export function lossPanel(el, store, env) {
   chart.className = "ddpm-chart";
   const readout = document.createElement("div");
   readout.className = "ddpm-readout";
-  const none = document.createElement("p"); // in place of a chart without lines
+  const none = document.createElement("p"); // replaces a chart without lines
   none.className = "ddpm-none";
   none.hidden = true;
   el.append(chart, none);
@@ -40,10 +40,10 @@ export function lossPanel(el, store, env) {
   let shape = "";
   let picture = lossPicture(store, { colours: env.colours, everyRank: false, compact: env.compact });
   const missing = new MissingPoints(store, env);
-  let asked = ""; // what becomes of the points that are missing
+  let asked = ""; // result of the request for missing points
   let everyRank = false;
   /** @type {{label: string, words: string, x: number}[]} */
-  let labels = []; // at the ends of lines, as drawn
+  let labels = []; // labels at the ends of lines, as drawn
   let width = 600;
   let height = 260;
 
@@ -130,19 +130,19 @@ export function lossPanel(el, store, env) {
     return store.choice.log ? logTicks(low, high) : plainTicks(low, high, Math.max(2, height / 50));
   }
 
-  /** What stands at the end of a line. @param {Line} line @param {number} value */
+  /** The label at the end of a line. @param {Line} line @param {number} value */
   function endWords(line, value) {
     const short = env.compact ? line.label.replace(/^ranks? /, "") : line.label;
     return `${short}  ${line.broken ? line.broken.split(" ")[0] : number(value)}`;
   }
 
-  /** The room that the longest of these takes, in pixels. It grows with the values. */
+  /** The width of the longest label in pixels. It depends on the values. */
   function endsWidth() {
     const lengths = picture.lines.filter((line) => line.label).map((line) => endWords(line, endOf(line).value).length);
     return Math.max(env.compact ? 84 : 112, 20 + 6.6 * Math.max(0, ...lengths));
   }
 
-  /** The names of the lines at their ends, apart from each other. @param {uPlot} plotted */
+  /** Draw the labels of the lines at their ends, without overlap. @param {uPlot} plotted */
   function drawEnds(plotted) {
     const { ctx, bbox } = plotted;
     const dpr = devicePixelRatio;
@@ -160,7 +160,7 @@ export function lossPanel(el, store, env) {
     ctx.font = `${11.5 * dpr}px ${FONT}`;
     ctx.textBaseline = "middle";
     ctx.textAlign = "left";
-    // The label of a run that is shorter than another stands where the run ends.
+    // The label of a shorter run is placed where the run ends.
     const isShort = /** @param {{x: number}} end */ ({ x }) => picture.runs.length > 1 && x < box.right - 14 * dpr;
     const short = ends.filter(isShort);
     const inside = placeInside(
@@ -191,7 +191,7 @@ export function lossPanel(el, store, env) {
       ctx.globalAlpha = 0.55;
       ctx.setLineDash([]);
       ctx.beginPath();
-      // From the end of the line, or from the edge where that is further left: this line must not look like values.
+      // Start at the end of the line, or at the edge if that is further left: this line must not look like values.
       ctx.moveTo(Math.max(x + 2 * dpr, left - 14 * dpr), y);
       ctx.lineTo(left - 9 * dpr, y);
       ctx.lineTo(left - 3 * dpr, places[at]);
@@ -203,7 +203,12 @@ export function lossPanel(el, store, env) {
     ctx.restore();
   }
 
-  /** The lowest and the highest place of each line between two places, in pixels. @param {uPlot} plotted @param {number} x0 @param {number} x1 */
+  /**
+   * The lowest and the highest position of each line between two positions, in pixels.
+   * @param {uPlot} plotted
+   * @param {number} x0
+   * @param {number} x1
+   */
   function rangesBetween(plotted, x0, x1) {
     const { x } = picture;
     const [from, to] = [plotted.posToVal(x0, "x", true), plotted.posToVal(x1, "x", true)];
@@ -212,7 +217,7 @@ export function lossPanel(el, store, env) {
       const places = [];
       for (let at = 0; at < x.length; at++) {
         const value = values[at];
-        // The neighbours too: the line goes on to them.
+        // Include the neighbours, because the line continues to them.
         if ((x[at + 1] ?? x[at]) < from || (x[at - 1] ?? x[at]) > to || value === null || value === undefined) continue;
         if (!store.choice.log || value > 0) places.push(plotted.valToPos(value, "y", true));
       }
@@ -220,12 +225,12 @@ export function lossPanel(el, store, env) {
     });
   }
 
-  /** What an axis of the chart reaches from and to. @param {"x"|"y"} axis */
+  /** The limits of an axis of the chart. @param {"x"|"y"} axis */
   function range(axis) {
     return [plot?.scales[axis].min ?? 0, plot?.scales[axis].max ?? 0];
   }
 
-  /** Values at the pointer, or the newest. */
+  /** Values at the pointer, or the newest values. */
   function read() {
     if (env.compact) return;
     const { x, ends, unit } = picture;
@@ -293,7 +298,7 @@ export function lossPanel(el, store, env) {
     notes: () => [...picture.notes, ...(asked ? [asked] : [])],
     drawn: () => ({ metric: picture.name }),
     state() {
-      // What the chart has drawn, not what it was to draw.
+      // The data that the chart has drawn, and not the data it should draw.
       const [x = [], ...courses] = plot?.data ?? [];
       const behind = picture.band ? 2 : 0;
       const named = Object.fromEntries(picture.lines.map(({ key, ranks, label, colour }, at) => [key, { ranks, label, colour, values: [...(courses[at + behind] ?? [])] }]));
@@ -318,7 +323,7 @@ export function lossPanel(el, store, env) {
   };
 }
 
-/** A point alone is not at the edge of its chart. @type {uPlot.Range.Function} */
+/** A single point is not drawn at the edge of its chart. @type {uPlot.Range.Function} */
 function xRange(_, low, high) {
   if (low === null || low === undefined) return [0, 1];
   return low === high ? [low - 1, high + 1] : [low, high];
@@ -328,7 +333,7 @@ function xRange(_, low, high) {
 function yRange(_, low, high) {
   if (low === null || low === undefined || !Number.isFinite(high - low)) return [0, 1];
   const room = high > low ? 0.06 * (high - low) : Math.max(0.5, 0.05 * Math.abs(high));
-  // A loss that comes near to 0 is drawn above 0.
+  // The axis of a loss that approaches 0 starts at 0.
   return [low >= 0 && low < 0.35 * high ? 0 : low - room, high + room];
 }
 

@@ -1,15 +1,17 @@
 /**
- * Asks the kernel for points of the courses that are shown, where some are missing here.
+ * Requests points that are missing in the shown courses.
  *
- * The answer has as many points as can be drawn: the lowest and the highest of neighbours where there are more. While a
- * cell logs faster than its rows may travel, the question is repeated every few seconds, and once more when it is over.
+ * The answer has as many points as can be drawn; if there are more, the lowest and the highest of neighbours. While a
+ * cell logs faster than its rows may be sent, the request is repeated every few seconds, and once more after the cell.
  */
 
 import { LATE } from "../data/run.js";
 
 const AGAIN_MS = { running: 5000, over: 400 };
 
-/** @typedef {{request: number, at: number, most: number, missing: number|null}} Asked  missing: what the answer left out; null: not answered */
+/**
+ * @typedef {{request: number, at: number, most: number, missing: number|null}} Asked  missing: points that the answer left out; null: no answer yet
+ */
 
 export class MissingPoints {
   /** @param {import("../data/store.js").Store} store @param {import("./index.js").Env} env */
@@ -23,10 +25,11 @@ export class MissingPoints {
   }
 
   /**
-   * Ask for what is missing.
-   * @param {import("../data/courses.js").RunOfCells[]} runs that are shown
-   * @param {number} most points of all together that can be drawn
-   * @returns {string} what became of it, in words
+   * Request missing points.
+   * @param {import("../data/courses.js").RunOfCells[]} runs shown runs
+   * @param {number} most most points that can be drawn in total
+   * @returns {string} the state of the request, as text
+   *
    */
   look(runs, most) {
     if (!this.env.canSend) return "";

@@ -1,16 +1,19 @@
 /**
- * What the panel of the metrics draws, as numbers: the lines of one run, or several runs in one picture. Pure.
+ * The content of the metrics panel as numbers: the lines of one run, or of several runs in one picture. Pure functions.
  */
 
 import { number, plural, ranksInWords } from "../data/format.js";
 import { rankStyle } from "../drawing/colours.js";
 import { MOST_LINES, alike, lines, range, smooth } from "../drawing/curves.js";
 
-const POINTS = { few: 1000, many: 250 }; // a rank; of many more than these a software rasteriser does not draw at 30 Hz
+// points per rank, for few and for many ranks; with more points, a software rasteriser does not reach 30 Hz
+const POINTS = { few: 1000, many: 250 };
 const MOST_LABELS = 8;
 
 /** @typedef {{key: string, label: string, values: (number|null|undefined)[], colour: string, dash: number[], width: number, alpha: number, ranks: number[], broken: string, unit?: string}} Line */
-/** @typedef {Omit<Line, "values"> & {course: import("../drawing/curves.js").Course}} Raw  a line before neighbouring steps go together */
+/**
+ * @typedef {Omit<Line, "values"> & {course: import("../drawing/curves.js").Course}} Raw  a line before neighbouring steps are binned
+ */
 /** @typedef {{colours: import("../drawing/colours.js").Palette, everyRank: boolean, compact?: boolean}} Options */
 /** @typedef {{run: import("../data/courses.js").RunOfCells, name: string, points: Map<number, import("../data/courses.js").Points>}} Shown */
 
@@ -40,13 +43,18 @@ export function lossPicture(store, { colours, everyRank, compact = false }) {
   return { name, unit, runs, isBand, x, ends, lines: drawn, band, notes, ranks, each, ...counts, most: smoothing > 0 ? Infinity : POINTS.few * Math.max(1, ranks.length) };
 }
 
-/** The range of many ranks, their median and the ranks that are furthest from it. @param {import("../data/store.js").Store} store @param {Shown} shown @param {Options} options */
+/**
+ * The range of many ranks, their median, and the ranks furthest from it.
+ * @param {import("../data/store.js").Store} store
+ * @param {Shown} shown
+ * @param {Options} options
+ */
 function bandOf(store, { run, points }, { colours, compact }) {
   const ranks = [...points.keys()];
   const found = range([...points.values()], compact ? 125 : POINTS.many, store.choice.smoothing);
   /** @type {Line[]} */
   const drawn = [{ key: "median", label: "median", values: found.median, colour: colours.ink, dash: [], width: 2, alpha: 1, ranks, broken: "" }];
-  // Three ranks out of 64 often have similar colours of their own: here they get three that are far apart.
+  // Three ranks out of 64 often have similar colours, so they get three distinct colours here.
   found.worst.sort((a, b) => a - b).forEach((at, index) => {
     const line = { ...lineOf(colours, [ranks[at]], 1), values: found.means[at] };
     drawn.push({ ...line, colour: colours.ranks[index + 1], dash: [], broken: brokenOf(points.get(ranks[at]), run.unit) });
@@ -92,13 +100,15 @@ function heldOf({ points }) {
 }
 
 /**
- * The lines of one run. A single run's ranks have their own colours; of several runs each has one colour.
+ * The lines of one run. The ranks of a single run have different colours. If there are several runs, each run has one
+ * colour.
  * @param {import("../data/store.js").Store} store
  * @param {Shown[]} runs
  * @param {ReturnType<typeof alike>[]} groups of each run
  * @param {number} at
  * @param {import("../drawing/colours.js").Palette} colours
  * @returns {Raw[]}
+ *
  */
 function runLines(store, runs, groups, at, colours) {
   const isLabelled = groups.reduce((sum, one) => sum + one.length, 0) <= MOST_LABELS;
@@ -132,15 +142,16 @@ function ofRun(colours, at) {
 }
 
 /**
- * How many points were logged by the ranks that are shown, and how many of them are drawn.
+ * The number of points that the shown ranks have logged, and the number of drawn points.
  * @param {Shown[]} runs
- * @param {number} drawn of the points that are here
+ * @param {number} drawn drawn points of those in this view
+ *
  */
 function countsOf(runs, drawn) {
   let logged = 0;
   for (const { run, points } of runs) {
     const held = [...points.values()].reduce((sum, { steps }) => sum + steps.length, 0);
-    // The kernel counts all ranks together: of some ranks the same part is missing.
+    // The kernel counts all ranks together. Assume the same share for the shown ranks.
     logged += run.held ? (held * run.logged) / run.held : points.size ? 0 : run.logged;
   }
   return { logged: Math.round(logged), drawn };
@@ -160,7 +171,7 @@ function lineOf(colours, ranks, width) {
   return { key: `rank ${ranks[0]}`, label: ranksInWords(ranks), colour, dash, width, alpha: 1, ranks, broken: "" };
 }
 
-/** The last value of a line, and where. @param {Line} line */
+/** The last value of a line and its index. @param {Line} line */
 export function endOf(line) {
   let at = line.values.length - 1;
   while (at >= 0 && (line.values[at] === null || line.values[at] === undefined)) at--;
@@ -168,11 +179,12 @@ export function endOf(line) {
 }
 
 /**
- * The value of a line at the pointer, or its last one. Its step is given if the line ends before the others.
+ * The value of a line at the pointer, or its last one. Its step is returned if the line ends before the others.
  * @param {Line} line
  * @param {{x: number[], ends: number[]}} picture
- * @param {number|null|undefined} pointed index of the pointer; null: there is none
- * @returns {{value: number|null|undefined, step: number|null}} value: null where it is no number
+ * @param {number|null|undefined} pointed index of the pointer; null without a pointer
+ * @returns {{value: number|null|undefined, step: number|null}} value: null if it is not finite
+ *
  */
 export function lastValue({ values }, { x, ends }, pointed) {
   if (pointed !== null && pointed !== undefined) {
@@ -185,7 +197,11 @@ export function lastValue({ values }, { x, ends }, pointed) {
   return { value: values[at], step: isEarlier ? ends[at] : null };
 }
 
-/** The first value of a course that is no number, and where. @param {import("../drawing/curves.js").Course|undefined} course @param {string} unit */
+/**
+ * The first value of a course that is not finite, and its step.
+ * @param {import("../drawing/curves.js").Course|undefined} course
+ * @param {string} unit
+ */
 function brokenOf(course, unit) {
   const at = course ? course.values.findIndex((value) => !Number.isFinite(value)) : -1;
   return at < 0 || !course ? "" : `${number(course.values[at])} from ${unit} ${course.steps[at]}`;

@@ -1,6 +1,4 @@
-/**
- * The panel of the ranks: a table of how each is, and, first of all, who waits for whom.
- */
+/** The panel of the ranks: a table of their states, below the list of ranks that wait for each other. */
 
 import { MISSING, bytes, percent } from "../data/format.js";
 import { alarmOf, waiting } from "../parts/notices.js";
@@ -25,7 +23,7 @@ const COLUMNS = [
   { title: "Last collective", of: (row) => row.last || MISSING, wide: true },
   { title: "Waits for", of: (row) => row.waits_for || MISSING, wide: true },
 ];
-const NOT_EVERYWHERE = ["Host", "GPU", "GPU memory"]; // columns that are there where a rank has something in them
+const NOT_EVERYWHERE = ["Host", "GPU", "GPU memory"]; // columns that are shown only if a rank has a value
 
 /**
  * @param {HTMLElement} el
@@ -139,7 +137,7 @@ export function ranksPanel(el, store) {
     resize() {},
     height: () => Math.min(470, 66 + 27 * Math.max(2, store.shownRanks().length)),
     describe: () => `${store.ranks.size} ranks; ${waits.textContent || "none waits"}.`,
-    table: () => null, // it is one
+    table: () => null, // the panel is a table itself
     notes: () => [],
     state: () => ({ rows: drawn, waiting: waiting(drawn), alarm: alarmOf(store) }),
     onKey: () => false,

@@ -1,6 +1,6 @@
 /**
- * The panel of the gradients' synchronisation: what each step's time went into, as stacked bars; below, for the step
- * that is chosen, the same by rank or the buckets over the backward, with the names of their parameters.
+ * The panel of gradient synchronisation: stacked bars show how the time of each step was spent. Below, the chosen step
+ * is shown by rank, or with its buckets over the backward pass and the names of their parameters.
  */
 
 import { bytes, duration, percent, plural } from "../data/format.js";
@@ -38,10 +38,10 @@ export function syncPanel(el, store, env) {
   /** @type {number|null} */
   let bucketRank = null;
   /** @type {{first: number, row: number}|null} */
-  let bucketRows = null; // where they are drawn
+  let bucketRows = null; // position of the rows
   let size = [600, 420];
   /** @type {import("../drawing/stepbars.js").Label[]} */
-  let labels = []; // below the bars
+  let labels = []; // labels below the bars
   let picture = measure();
 
   function draw() {
@@ -54,7 +54,7 @@ export function syncPanel(el, store, env) {
     key?.update(detail);
   }
 
-  /** What is drawn, in numbers. */
+  /** Compute the content of the picture. */
   function measure() {
     const steps = store.steps();
     const width = surface.width - left - RIGHT;
@@ -62,7 +62,7 @@ export function syncPanel(el, store, env) {
     const fit = Math.max(1, Math.floor(width / pitch));
     const entry = store.chosenStep();
     const at = entry ? steps.indexOf(entry) : -1;
-    // The newest steps, unless the chosen one is older than these: then it is in their middle.
+    // The newest steps, or the steps around the chosen one if it is older.
     let from = Math.max(0, steps.length - fit);
     if (store.choice.step && at >= 0 && at < from) from = Math.max(0, at - Math.floor(fit / 2));
     const bars = steps.slice(from, from + fit).map((one) => barOf(store, one, store.choice.ranks)).filter((one) => one !== null);
@@ -73,12 +73,12 @@ export function syncPanel(el, store, env) {
     const rank = bucketRank !== null && ranks.includes(bucketRank) ? bucketRank : (ranks[0] ?? 0);
     const byRank = entry && detail === "ranks" ? ranks.map((one) => newBar(store, entry, new Set([one]))).filter((one) => one !== null) : [];
     const buckets = entry && !compact ? { rank, ...bucketsOf(store, entry, rank) } : null;
-    // The small view draws the loss next to these bars: both have the same steps.
+    // The compact view shows the loss next to these bars with the same step numbers.
     const before = compact && bars.length ? store.stepsBefore(bars[0].cell) : 0;
     return { bars, before, rects: stack(bars, frame), high, hidden: steps.length - bars.length, chosen, frame, buckets, byRank };
   }
 
-  /** The chosen step. */
+  /** Draw the chosen step. */
   function drawBelow() {
     const { frame, buckets, byRank } = picture;
     const top = frame.top + frame.height + 44;
@@ -233,7 +233,11 @@ function firstStep(steps, cell) {
   return steps.find((one) => one.cell === cell)?.step ?? 0;
 }
 
-/** The last step in few words: `step 119: 49 ms, 4 % exposed communication`. @param {Bar} bar @param {number} before the number of step 0 */
+/**
+ * Short summary of the last step: `step 119: 49 ms, 4 % exposed communication`.
+ * @param {Bar} bar
+ * @param {number} before the number of step 0
+ */
 function inShort(bar, before) {
   const told = ["exposed", "waiting"].map((part) => ({ words: WORDS[part], share: bar.parts[PARTS.indexOf(part)] / bar.duration }));
   return [`step ${bar.step + before}: ${duration(bar.duration)}`, ...told.filter(({ share }) => share > 0.005).map(({ words, share }) => `${percent(share)} ${words}`)].join(", ");

@@ -4,11 +4,12 @@
  * | on screen | means |
  * |---|---|
  * | numbers in boxes | small tensors, or the first elements of large ones; the line below says which |
- * | coloured squares | whole tensors; blue below zero, red above, the page's tone is zero, one scale for all ranks |
+ * | coloured squares | whole tensors; blue below zero, red above, page background for zero; one scale for all ranks |
  * | X, I, -I | NaN, infinities |
- * | + and - | beyond three standard deviations, where the colours end |
+ * | + and - | clipped: more than three standard deviations |
  * | frame around an element | the collective has changed it |
- * | dark corner | it is not the same on all ranks |
+ * | dark corner | the value differs between ranks |
+ *
  */
 
 import { bytes, plural } from "../data/format.js";
@@ -27,7 +28,7 @@ import { aboutElement, acrossInWords, changedInWords, groupName, isPartial, shap
 /** @type {Record<string, [number, number]>} to the right and down */
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-/** @typedef {{rank: number, side: number, at: number}} Pointed an element */
+/** @typedef {{rank: number, side: number, at: number}} Pointed  the element under the pointer */
 
 /**
  * @param {HTMLElement} el
@@ -54,17 +55,17 @@ export function tensorsPanel(el, store, env) {
   /** @type {Pointed|null} */
   let pointed = null;
   /** @type {import("../data/tables.js").CollectiveEntry|null} */
-  let current = null; // the collective that is shown
+  let current = null; // the shown collective
   let layoutName = "", contentHeight = 260, isByKey = false;
   let scale = { limit: 1, isClipped: false };
   let legend = placeLegend([], 0);
   let map = { of: env.colours, colours: colourMap(env.colours) };
-  let changed = ""; // in words
+  let changed = ""; // summary of the changes
   /** @type {(import("../data/values.js").Across|null)[]} */
   let across = [null, null]; // by side
   let drawn = {};
 
-  // Answers come while nothing else is drawn, too.
+  // Answers also arrive while nothing else is drawn.
   const unsubscribe = store.subscribe(() => {
     if (current && source.asked(current) !== "") env.redraw();
   });
@@ -185,12 +186,12 @@ export function tensorsPanel(el, store, env) {
     if (!isByKey) pointed = null;
     env.redraw();
   });
-  // A chosen collective stays when newer ones come.
+  // A chosen collective stays selected when newer ones arrive.
   canvas.addEventListener("click", () => {
     if (current) store.choose({ collective: nameOf(current) });
   });
 
-  /** @param {KeyboardEvent} event @returns {boolean} whether it was for the tensors */
+  /** @param {KeyboardEvent} event @returns {boolean} whether the panel has used the key */
   function onKey(event) {
     if (/^(INPUT|SELECT|TEXTAREA|BUTTON)$/.test(/** @type {Element} */ (event.target)?.tagName ?? "")) return false;
     const { key } = event;
@@ -218,7 +219,13 @@ export function tensorsPanel(el, store, env) {
     return tile ? { rank: tile.rank, side: tile.sides[0]?.data.length ? 0 : 1, at: 0 } : null;
   }
 
-  /** The next element; over the edge that of the next rank, or from input to output. @param {Pointed} from @param {number} right @param {number} down @returns {Pointed} */
+  /**
+   * The next element. Beyond the edge, continue at the next rank, or between input and output.
+   * @param {Pointed} from
+   * @param {number} right
+   * @param {number} down
+   * @returns {Pointed}
+   */
   function neighbour(from, right, down) {
     const tensor = tensorAt(from);
     if (!tensor) return from;
@@ -231,7 +238,14 @@ export function tensorsPanel(el, store, env) {
     return found ?? from;
   }
 
-  /** The element of a tile nearest to a row and a column. @param {number} tileAt @param {number} side @param {number} row @param {number} column @returns {Pointed|null} */
+  /**
+   * The element of a tile that is nearest to a row and a column.
+   * @param {number} tileAt
+   * @param {number} side
+   * @param {number} row
+   * @param {number} column
+   * @returns {Pointed|null}
+   */
   function inTile(tileAt, side, row, column) {
     const tensor = tiles[tileAt]?.sides[side];
     if (!tensor?.data.length) return null;
@@ -240,7 +254,7 @@ export function tensorsPanel(el, store, env) {
     return { rank: tensor.rank, side, at: Math.min(at, tensor.data.length - 1) };
   }
 
-  /** Choose the collective before or after. @param {number} by */
+  /** Choose the previous or next collective. @param {number} by */
   function next(by) {
     const all = store.collectives().filter((one) => one.values.size);
     if (!all.length) return true;

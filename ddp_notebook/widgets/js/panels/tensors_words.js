@@ -1,6 +1,4 @@
-/**
- * The tensors of a collective in words: what is the same where, what it has changed, what is under the pointer.
- */
+/** Text about the tensors of a collective: differences between ranks, changes, and the element under the pointer. */
 
 import { percent, plural, ranksInWords } from "../data/format.js";
 import { element, exactly, isSame, range } from "../data/values.js";
@@ -9,16 +7,16 @@ import { indexOf, shareOf } from "../drawing/tiles.js";
 /** @typedef {import("../drawing/tiles.js").Tile} Tile */
 /** @typedef {import("../drawing/tiles.js").Placed} Placed */
 
-/** All tensors that are drawn. @param {Tile[]} tiles */
+/** All drawn tensors. @param {Tile[]} tiles */
 export const tensorsOf = (tiles) => tiles.flatMap((tile) => tile.sides).filter((tensor) => tensor !== null);
 
 /** The tensors of one side, one per rank. @param {Tile[]} tiles @param {number} side */
 const ofSide = (tiles, side) => tiles.map((tile) => tile.sides[side]).filter((tensor) => tensor !== null && tensor !== undefined);
 
-/** Whether only the first elements are here. @param {Placed} tensor */
+/** Whether only the first elements are available. @param {Placed} tensor */
 export const isPartial = (tensor) => tensor.data.length < tensor.numel;
 
-/** What the collective has changed. @param {Tile[]} tiles */
+/** The changes by the collective. @param {Tile[]} tiles */
 export function changedInWords(tiles) {
   const shares = ofSide(tiles, 1).flatMap(({ rank, changed }) => (changed ? [{ rank, share: shareOf(changed) }] : []));
   if (!shares.length) return "";
@@ -30,7 +28,11 @@ export function changedInWords(tiles) {
   return `changed: ${percent(mean)} of the elements${kept.length && some ? `, none on ${kept.length <= 4 ? ranksInWords(kept) : plural(kept.length, "rank")}` : ""}`;
 }
 
-/** What is the same where, by side. @param {(import("../data/values.js").Across|null)[]} across @param {Tile[]} tiles */
+/**
+ * Equality between ranks, by side.
+ * @param {(import("../data/values.js").Across|null)[]} across
+ * @param {Tile[]} tiles
+ */
 export function acrossInWords(across, tiles) {
   return across.map((one, side) => {
     if (!one || !one.marks.length) return "";
@@ -42,7 +44,12 @@ export function acrossInWords(across, tiles) {
   });
 }
 
-/** Lines about an element: its value, what it was or became, what the other ranks have. @param {Tile[]} tiles @param {Placed} tensor @param {number} at */
+/**
+ * Lines about an element: its value, its input or output, and the values of the other ranks.
+ * @param {Tile[]} tiles
+ * @param {Placed} tensor
+ * @param {number} at
+ */
 export function aboutElement(tiles, tensor, at) {
   const { rank, side, dtype, data, numel } = tensor;
   const lines = [`rank ${rank}, ${side ? "output" : "input"}[${indexOf(at, isPartial(tensor) ? [data.length] : tensor.shape).join(", ")}] = ${exactly(data[at], dtype)}`];
@@ -65,7 +72,7 @@ export function shapesInWords(tiles) {
   return tensorsOf(tiles.slice(0, 1)).map((tensor) => `${tensor.side ? "output" : "input"} ${tensor.words} ${tensor.dtype}`).join(", ");
 }
 
-/** For screen readers. @param {Tile[]} tiles */
+/** Table for screen readers. @param {Tile[]} tiles */
 export function tensorTable(tiles) {
   const rows = tensorsOf(tiles).map((tensor) => {
     const first = Array.from(tensor.data.slice(0, 32), (value) => element(value, tensor.dtype));

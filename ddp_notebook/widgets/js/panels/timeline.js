@@ -5,14 +5,15 @@
  * |---|---|
  * | thin grey line on top of a row | a cell runs |
  * | upper bars | forward, backward, optimizer, input; actions of a pipeline, such as F3; named blocks |
- * | lower bars | communication; white: it waited for the last rank; a send lies high, a receive low |
- * | hatched bar with a point | under way: nobody knows yet what of it is waiting |
+ * | lower bars | communication; white: waiting for the last rank; sends are in the upper half, receives in the lower |
+ * | hatched bar with a point | under way: the share of waiting is not known yet |
  * | black bar with a cross | failed |
- * | stacked columns | operations too short for bars of their own; heights are their shares of the time |
- * | grey hatch over all rows | a step that was left out on the way to the browser |
- * | name above rows | the host of these ranks, where they are on several |
+ * | stacked columns | operations that are too short for single bars; heights are their shares of the time |
+ * | grey hatch over all rows | a step whose spans were not sent to the browser |
+ * | name above rows | the host of these ranks, if there are several hosts |
  * | ribbon from row to row | the same collective: left edge arrivals, right edge ends |
- * | arrows from row to row | a remote call: to where its callee begins, and back from where that ends; darker: chosen |
+ * | arrows from row to row | a remote call: to the start of its callee, and back from its end; darker: chosen |
+ *
  */
 
 import { plural } from "../data/format.js";
@@ -38,7 +39,7 @@ import { timelineWords } from "./timeline_words.js";
 /** @typedef {{rank: number, row: number, which: number, lane: import("../data/lanes.js").Lane, at: number, count: number}} Found  an operation under the pointer */
 
 const TOP = 28; // axis and steps
-const MOST_STEPS = 400; // steps in sight, above which none is asked for or hatched
+const MOST_STEPS = 400; // if more steps are visible, none is requested or hatched
 
 /**
  * @param {HTMLElement} el
@@ -88,12 +89,12 @@ export function timelinePanel(el, store, env) {
     return following.window(store, lanes, steps.marks, Math.max(width - left, 50), env.reducedMotion);
   }
 
-  /** @param {TimeWindow|null} wanted null: follows the newest */
+  /** @param {TimeWindow|null} wanted null to follow the newest */
   function setWindow(wanted) {
     store.choose({ window: wanted ? [wanted.t0, wanted.t1] : null });
   }
 
-  /** @param {number} factor @param {number} [x] what stays where it is */
+  /** @param {number} factor @param {number} [x] fixed position */
   function zoomBy(factor, x = (left + width) / 2) {
     const now = view();
     setWindow(zoom(now, timeAt(x, now), factor, limits()));
@@ -163,7 +164,7 @@ export function timelinePanel(el, store, env) {
     drawn = { collectMs, drawMs: performance.now() - begun, draws: drawn.draws + 1 };
   }
 
-  /** Beside the pointer, or of the chosen remote call below all rows. @param {Scene} scene */
+  /** Show the text at the pointer, or below all rows for the chosen remote call. @param {Scene} scene */
   function showTip(scene) {
     const call = found ? null : chosen.remote();
     const x = call && xOf(scene, call.lane.start[call.at]);
@@ -171,13 +172,13 @@ export function timelinePanel(el, store, env) {
     else tip.show(found && about(found, remoteUnder(found)), pointer.x, canvas.offsetTop + pointer.y, width);
   }
 
-  /** The chosen remote call in words; null: none is. */
+  /** Text about the chosen remote call; null if none is chosen. */
   function aboutChosen() {
     const call = chosen.remote();
     return call && about({ ...call, count: 1 }, chosen.ends());
   }
 
-  /** A step that was chosen elsewhere, or on the axis, fills the picture. */
+  /** Zoom to a step that was chosen on the axis or in another panel. */
   function showChosenStep() {
     const { step } = store.choice;
     const name = step ? `${step.cell}.${step.step}` : "";
@@ -188,7 +189,7 @@ export function timelinePanel(el, store, env) {
     else if (mark) setWindow({ t0: mark.start - (mark.end - mark.start) / 30, t1: mark.end + (mark.end - mark.start) / 30 });
   }
 
-  /** What has been left out or drawn together, in words; "" if nothing. */
+  /** Text about left-out or merged data; "" if there is none. */
   function note() {
     if (!scene) return "";
     const parts = [];
@@ -201,9 +202,10 @@ export function timelinePanel(el, store, env) {
   }
 
   /**
-   * The collectives that are joined across ranks: the chosen, the one under the pointer, and all where they are few.
+   * The collectives with a ribbon: the chosen one, the one under the pointer, and all if they are few.
    * @param {Scene} scene
    * @param {number} now
+   *
    */
   function ribbons(scene, now) {
     const { ranks, layout } = scene;
@@ -300,7 +302,7 @@ export function timelinePanel(el, store, env) {
     chosen.choose((one && nameUnder(one)) || null, one && chosen.remoteAt(one));
   }
 
-  /** @param {KeyboardEvent} event @returns {boolean} whether it was for the timeline */
+  /** @param {KeyboardEvent} event @returns {boolean} whether the panel has used the key */
   function onKey(event) {
     const tag = /** @type {Element} */ (event.target)?.tagName ?? "";
     if (event.altKey || event.metaKey || event.ctrlKey || /^(INPUT|SELECT|TEXTAREA)$/.test(tag) || (tag === "BUTTON" && event.key === "Enter")) return false;
@@ -331,14 +333,14 @@ export function timelinePanel(el, store, env) {
     scroll += rows * (scene?.layout.row ?? 0);
   }
 
-  /** The collective or remote call before or after the chosen one, brought into sight. @param {number} by */
+  /** Choose and show the previous or next collective or remote call. @param {number} by */
   function next(by) {
     const start = chosen.next(by);
     const seen = view();
     if (start !== null && (start < seen.t0 || start > seen.t1)) showChosen(seen.t1 - seen.t0);
   }
 
-  /** Zooms to what is chosen. @param {number} [length] ms of the window; else it fills a third of it */
+  /** Zoom to the choice. @param {number} [length] ms of the window; by default the choice fills a third of it */
   function showChosen(length) {
     const extent = chosen.extent(store.now);
     if (!extent) return;

@@ -1,5 +1,7 @@
 /**
- * What is chosen on the timeline: a collective, as in other panels, or a remote call. Keys go through both by their time.
+ * The choice on the timeline: a collective, as in other panels, or a remote call. Keys step through both in the order
+ * of time.
+ *
  */
 
 import { keyOf, nameOf } from "../data/names.js";
@@ -30,7 +32,10 @@ export class Chosen {
     this.store.choose({ collective, remote });
   }
 
-  /** What a click on one of its bars chooses; null where that is no remote call. @param {{rank: number, lane: import("../data/lanes.js").Lane, at: number}} one */
+  /**
+   * The choice for a click on a bar; null if it is not a remote call.
+   * @param {{rank: number, lane: import("../data/lanes.js").Lane, at: number}} one
+   */
   remoteAt({ rank, lane, at }) {
     const index = this.store.tables.span.find(lane.row[at]);
     if (lane.kind[at] === REMOTE_CALL) return { rank, call: lane.call[at] };
@@ -48,7 +53,7 @@ export class Chosen {
     return this.known.calls;
   }
 
-  /** The caller's bar of the chosen remote call; null: it is not in sight, or gone. @returns {Call|null} */
+  /** The caller's bar of the chosen remote call; null if it is hidden or was dropped. @returns {Call|null} */
   remote() {
     const { remote } = this.store.choice;
     const row = remote ? this.store.shownRanks().indexOf(remote.rank) : -1;
@@ -58,13 +63,13 @@ export class Chosen {
     return null;
   }
 
-  /** Both ends of it. */
+  /** Both ends of the chosen remote call. */
   ends() {
     const one = this.remote();
     return one && endsOf(this.lanes, this.store.tables.span, this.store.shownRanks(), one);
   }
 
-  /** Collectives and remote calls by the time at which they begin. */
+  /** Collectives and remote calls, sorted by start. */
   all() {
     /** @type {{start: number, collective: Name|null, remote: {rank: number, call: number}|null}[]} */
     const found = [];
@@ -76,7 +81,7 @@ export class Chosen {
     return found.sort((a, b) => a.start - b.start);
   }
 
-  /** Chooses the one before or after. @param {number} by @returns {number|null} when it begins; null: there is none */
+  /** Choose the previous or next one. @param {number} by @returns {number|null} its start; null if there is none */
   next(by) {
     const all = this.all();
     if (!all.length) return null;
@@ -89,7 +94,11 @@ export class Chosen {
     return one.start;
   }
 
-  /** From when until when it lasts; null: nothing is chosen. @param {number} now @returns {{t0: number, t1: number}|null} */
+  /**
+   * The time range of the choice; null if nothing is chosen.
+   * @param {number} now
+   * @returns {{t0: number, t1: number}|null}
+   */
   extent(now) {
     const one = this.remote();
     const calls = one ? [one] : this.calls();

@@ -1,6 +1,4 @@
-/**
- * What stands around the timeline: buttons, the legend, following the newest, and asking for what was left out.
- */
+/** The controls of the timeline: buttons, the legend, following the newest data, and requests for left-out steps. */
 
 import { colourOf } from "../drawing/timeline_draw.js";
 import { MEANINGS } from "../drawing/bars.js";
@@ -17,21 +15,21 @@ const LENGTHS = [
 /** @typedef {import("../data/stepmarks.js").StepMark} StepMark */
 /** @typedef {import("../drawing/timewindow.js").TimeWindow} TimeWindow */
 
-const MOST_ASKED_MS = 20000; // a longer window is too much to ask for
-const ROWS_ASKED = 3000; // of the 4000 that an answer holds
-const ROWS_OF_STEP = 10; // of a rank, if its model is small
-const MOST_ROWS = 65536; // half of what the table of spans holds: more would push out what was asked for before
+const MOST_ASKED_MS = 20000; // longer windows are not requested
+const ROWS_ASKED = 3000; // an answer holds up to 4000
+const ROWS_OF_STEP = 10; // per rank, for a small model
+const MOST_ROWS = 65536; // half of the limit of the span table: more rows would drop earlier answers
 const PATIENCE_MS = 1200;
 
-/** The newest stretch of time, of a fixed length or of the last steps. */
+/** Window of the newest data, with a fixed length or with the last steps. */
 export class Follow {
   constructor() {
     this.length = LENGTHS[0][0];
   }
 
-  /** The time at which there may be something new. @param {Store} store @param {Lanes} lanes */
+  /** The time up to which there can be new data. @param {Store} store @param {Lanes} lanes */
   newest(store, lanes) {
-    // The picture of an idle run stands still; that of one that hangs goes on.
+    // The picture of an idle run stands still. It continues for a hanging run.
     const isGoingOn = GOING_ON.has(store.state) || lanes.hasOpen;
     return isGoingOn || !lanes.count ? store.now : Math.min(lanes.last, store.now);
   }
@@ -106,7 +104,7 @@ export function legend(el) {
   let shown = null;
   return {
     height: () => row.offsetHeight,
-    /** @param {import("../drawing/colours.js").Palette} colours @param {Set<number>} kinds that there are */
+    /** @param {import("../drawing/colours.js").Palette} colours @param {Set<number>} kinds existing kinds */
     update(colours, kinds) {
       for (const { name, patch } of patches) if (patch.parentElement) patch.parentElement.hidden = name === ONLY_WHERE_SEEN && !kinds.has(MEANINGS.indexOf(name));
       if (shown === colours) return;
@@ -120,22 +118,23 @@ export function legend(el) {
 }
 
 /**
- * Asks the kernel for the steps in sight that were left out, when the window has come to rest, or no cell runs. One
- * request at a time, and each for as many steps as are likely to have room in an answer: of more rows it holds only the
+ * Requests the visible steps that were left out, when the window is at rest or no cell runs. There is one request at a
+ * time. Each covers only as many steps as probably fit an answer, because an answer with too many rows keeps only the
  * longest.
+ *
  */
 export class Asking {
   /** @param {Store} store @param {import("./index.js").Env} env */
   constructor(store, env) {
     this.store = store;
     this.env = env;
-    /** @type {Set<string>} steps that were asked for, of these ranks */
+    /** @type {Set<string>} requested steps for these ranks */
     this.asked = new Set();
     this.ofRanks = "";
-    /** @type {{number: number, steps: string[], sentAt: number}|null} the request that is under way */
+    /** @type {{number: number, steps: string[], sentAt: number}|null} the open request */
     this.request = null;
-    this.mostSteps = Infinity; // of a request
-    this.error = ""; // what the last answer says
+    this.mostSteps = Infinity; // most steps per request
+    this.error = ""; // error of the last answer
     this.words = "";
     this.isWaiting = false;
     /** @type {ReturnType<typeof setTimeout>|undefined} */
@@ -161,7 +160,8 @@ export class Asking {
    * @param {TimeWindow} view
    * @param {number[]} ranks
    * @param {() => void} redraw
-   * @returns {string} what stands on the hatch: the longer and the shorter, with a bar between
+   * @returns {string} the text on the hatch: a long and a short form, separated by a bar
+   *
    */
   about(missing, view, ranks, redraw) {
     clearTimeout(this._timer);
@@ -172,9 +172,9 @@ export class Asking {
     if (!this.env.canSend || this.store.state === "gone") return "not on this page";
     if (this.ofRanks !== ranks.join()) this.asked.clear();
     this.ofRanks = ranks.join();
-    const rows = ROWS_OF_STEP * ranks.length; // of a step
+    const rows = ROWS_OF_STEP * ranks.length; // rows per step
     const isGoingOn = GOING_ON.has(this.store.state);
-    const isAtRest = this.store.choice.window !== null || !isGoingOn; // while following the next picture is another one
+    const isAtRest = this.store.choice.window !== null || !isGoingOn; // while following, the next picture is different
     if (!isAtRest || view.t1 - view.t0 > MOST_ASKED_MS || missing.length * rows > MOST_ROWS) {
       this.words = isAtRest ? ": zoom in to ask for them" : ": stop here and zoom in to ask for them";
       return "not sent";
@@ -205,15 +205,16 @@ export class Asking {
 
   _takeAnswer() {
     const { request } = this;
-    if (request && this.store.state === "gone") this.clear(); // nobody answers; a kernel that comes back is asked anew
+    // no answer will arrive; a kernel that comes back gets a new request
+    if (request && this.store.state === "gone") this.clear();
     if (!request || !this.store.isAnswered(request.number)) return;
-    const message = this.store.answers.get(request.number)?.message; // the store keeps the last ones
+    const message = this.store.answers.get(request.number)?.message; // the store keeps the last answers
     this.request = null;
     this.error = message?.error ?? "";
     if (!message?.notes?.rows_left_out) this.mostSteps *= 2;
     else if (request.steps.length > 1) {
       this.mostSteps = Math.ceil(request.steps.length / 2);
-      for (const one of request.steps) this.asked.delete(one); // those that it still lacks are asked for again
+      for (const one of request.steps) this.asked.delete(one); // steps that are still missing are requested again
     }
   }
 }

@@ -5,10 +5,11 @@
 /**
  * @param {HTMLCanvasElement} canvas
  * @param {{zoomBy: (factor: number, x: number) => void, panBy: (pixels: number) => void, scrollBy: (pixels: number) => void,
- *   moved: (at: Point) => void, left: () => void, click: (at: Point) => void, hasFocus: () => boolean}} actions moved: the
- *   pointer, pressed or not; left: it has left the picture; hasFocus: whether the timeline has
+ *   moved: (at: Point) => void, left: () => void, click: (at: Point) => void, hasFocus: () => boolean}} actions moved:
+ *   the pointer moved, pressed or not; left: it has left the picture; hasFocus: whether the timeline has the focus
  *
  * @typedef {{x: number, y: number}} Point CSS pixels in the canvas
+ *
  */
 export function pointer(canvas, { zoomBy, panBy, scrollBy, moved, left, click, hasFocus }) {
   /** @type {Map<number, Point>} */
@@ -57,7 +58,7 @@ export function pointer(canvas, { zoomBy, panBy, scrollBy, moved, left, click, h
   canvas.addEventListener("pointercancel", release);
   canvas.addEventListener("pointerleave", left);
   canvas.addEventListener("wheel", (event) => {
-    // A wheel over the page scrolls the page, until one has clicked here or holds Ctrl, which a pinch does.
+    // The wheel scrolls the page, unless the timeline has the focus or Ctrl is pressed (as a pinch gesture does).
     const isOurs = event.ctrlKey || event.metaKey || hasFocus();
     const isSideways = Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey;
     if (!isOurs && !isSideways) return;

@@ -1,5 +1,5 @@
 /**
- * The timeline in words: labels of bars, what stands beside the pointer, the sentence and the table for screen readers.
+ * Text for the timeline: labels of bars, text next to the pointer, and the sentence and the table for screen readers.
  */
 
 import { TRANSFER } from "../drawing/bars.js";
@@ -13,7 +13,7 @@ const SAYABLE = 50; // rows of the table for screen readers
 
 /** @typedef {{lane: import("../data/lanes.js").Lane, at: number}} Place of a span */
 
-/** Of a part of a step, an action of a pipeline, or a block that the user has named. @param {string} kind @param {string} name */
+/** Labels of a part of a step, an action of a pipeline, or a named block. @param {string} kind @param {string} name */
 function labels(kind, name) {
   if (kind === "block") return [name];
   const microbatch = /^stage \d+, microbatch (\d+)$/.exec(name)?.[1];
@@ -30,7 +30,7 @@ const capital = (words) => words[0].toUpperCase() + words.slice(1);
 export function timelineWords(store, lanes) {
   const span = () => store.tables.span;
 
-  /** Its row as an object; null where the store has let it go. @param {Place} place */
+  /** The row of a span as an object; null if the store has dropped it. @param {Place} place */
   function rowOf({ lane, at }) {
     const index = span().find(lane.row[at]);
     return index < 0 ? null : span().row(index);
@@ -50,9 +50,10 @@ export function timelineWords(store, lanes) {
   }
 
   /**
-   * Lines about a remote call: who has called whom, and what the time went into.
+   * Lines about a remote call: caller, callee, and how the time was spent.
    * @param {Place & {rank: number}} one either end
    * @param {import("../drawing/links.js").Ends|null} ends
+   *
    */
   function aboutRemote(one, ends) {
     const row = rowOf(one);
@@ -97,7 +98,10 @@ export function timelineWords(store, lanes) {
     return [...lines, ...places(one)];
   }
 
-  /** Lines about where an operation stands, and what is under the pointer besides. @param {Place & {count: number}} one */
+  /**
+   * Lines about the source of an operation, and about further operations under the pointer.
+   * @param {Place & {count: number}} one
+   */
   function places(one) {
     const row = rowOf(one);
     const step = row && row.kind !== EXECUTION && row.kind !== REMOTE_CALL ? `step ${row.step}` : "";
@@ -113,7 +117,7 @@ export function timelineWords(store, lanes) {
       for (const which of [COMPUTE, COMMUNICATION]) {
         const lane = lanes.of(rank)[which];
         const until = lane.until(seen.t1);
-        let covered = seen.t0; // what overlaps counts once
+        let covered = seen.t0; // overlapping time counts once
         for (let i = lane.from(seen.t0); i < until; i++) {
           const end = Math.min(lane.end[i], store.now, seen.t1);
           const more = Math.max(0, end - Math.max(lane.start[i], covered));
@@ -128,7 +132,7 @@ export function timelineWords(store, lanes) {
     });
   }
 
-  /** @param {{t0: number, t1: number}} seen @param {string} notes what is left out or drawn together */
+  /** @param {{t0: number, t1: number}} seen @param {string} notes notes about left-out or merged data */
   function describe(seen, notes) {
     const each = sums(seen);
     const count = each.reduce((sum, one) => sum + one.count, 0);

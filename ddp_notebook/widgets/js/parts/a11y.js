@@ -1,6 +1,4 @@
-/**
- * What screen readers read: a sentence and a table behind each picture, and the line that tells of changes.
- */
+/** Content for screen readers: a sentence and a table behind each picture, and a status line for changes. */
 
 import { plural } from "../data/format.js";
 
@@ -8,10 +6,11 @@ const EVERY_MS = 1000;
 const MOST_ROWS = 64;
 
 /**
- * A sentence and a visually hidden table behind a panel's first canvas; renewed at most once a second.
+ * A sentence and a visually hidden table behind the first canvas of a panel. Updated at most once a second.
  * @param {HTMLElement} el
  * @param {{describe(): string, table(): {head: string[], rows: string[][]}|null}} panel
  * @param {string} name of the panel
+ *
  */
 export function behind(el, panel, name) {
   const hidden = el.ownerDocument.createElement("div");
@@ -69,7 +68,7 @@ function cell(document, tag, words, scope) {
   return found;
 }
 
-/** The line that is read out when it changes, and only then. @param {HTMLElement} el */
+/** The status line. Screen readers read it only when it changes. @param {HTMLElement} el */
 export function statusLine(el) {
   el.setAttribute("role", "status");
   el.setAttribute("aria-live", "polite");

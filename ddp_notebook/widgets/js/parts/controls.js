@@ -1,7 +1,7 @@
 /**
- * What the user chooses with: ranks, metric, step, collective. Native controls, each with a label.
+ * Controls to choose ranks, metric, step and collective. Native elements, each with a label.
  *
- * Each maker returns its element and `update`, which brings it in line with the store.
+ * Each function returns its element and `update`, which updates the element from the store.
  */
 
 import { make, newId, show } from "./dom.js";
@@ -12,15 +12,22 @@ import { isSameName, nameOf } from "../data/names.js";
 /** @typedef {import("../data/store.js").Store} Store */
 /** @typedef {{el: HTMLElement, update(): void, destroy(): void}} Control */
 
-/** A button to go one further. @param {Document} document @param {string} sign @param {string} label @param {() => void} press */
+/**
+ * A button for the previous or next item.
+ * @param {Document} document
+ * @param {string} sign
+ * @param {string} label
+ * @param {() => void} press
+ */
 function arrow(document, sign, label, press) {
   return make(document, "button", { type: "button", class: "ddpm-arrow", textContent: sign, "aria-label": label, title: label, onclick: press });
 }
 
 /**
- * Which ranks: a box for each, and a line for ranges.
+ * Choice of ranks: a box for each, and a text field for ranges.
  * @param {Document} document
  * @param {Store} store
+ *
  */
 export function rankPicker(document, store) {
   const summary = make(document, "summary", {});
@@ -83,11 +90,12 @@ export function rankPicker(document, store) {
 }
 
 /**
- * A list that closes as a menu does: with Escape, and when the focus or the pointer goes elsewhere.
+ * Make a list close like a menu: on Escape, or when the focus or a click is outside.
  * @param {Document} document
  * @param {HTMLDetailsElement} el
  * @param {HTMLElement} summary
- * @returns {() => void} ends it
+ * @returns {() => void} removes the listeners
+ *
  */
 function closing(document, el, summary) {
   el.onkeydown = (event) => {
@@ -107,17 +115,18 @@ function closing(document, el, summary) {
 }
 
 /**
- * Which runs of the metric: a box for each, the newest first. Several are drawn over each other.
+ * Choice of the runs of the metric: a box for each, the newest first. Several runs are drawn over each other.
  * @param {Document} document
  * @param {Store} store
  * @returns {Control}
+ *
  */
 export function runPicker(document, store) {
   const summary = make(document, "summary", {});
   const boxes = make(document, "div", { class: "ddpm-runs", role: "group", "aria-label": "Runs" });
   const newest = make(document, "button", { type: "button", textContent: "Newest", title: "Show the newest run, and each new one", onclick: () => store.choose({ runs: null }) });
   const details = make(document, "details", { class: "ddpm-picker" }, summary, make(document, "div", { class: "ddpm-drop" }, make(document, "div", { class: "ddpm-line" }, newest), boxes));
-  const alone = make(document, "span", { class: "ddpm-only" }); // in place of the menu if there is nothing to choose
+  const alone = make(document, "span", { class: "ddpm-only" }); // replaces the menu if there is only one choice
   const el = make(document, "span", { class: "ddpm-field" }, details, alone);
   let told = "";
   boxes.onchange = () => {
@@ -154,10 +163,11 @@ export function runPicker(document, store) {
 }
 
 /**
- * Which metric, and how it is drawn.
+ * Choice of the metric, and how it is drawn.
  * @param {Document} document
  * @param {Store} store
  * @param {(value: boolean) => void} showEveryRank
+ *
  */
 export function metricControls(document, store, showEveryRank) {
   const [metricId, smoothId] = [newId("metric"), newId("smoothing")];
@@ -204,9 +214,10 @@ export function metricControls(document, store, showEveryRank) {
 }
 
 /**
- * Which step: a slider over those that are kept, one back, one further, and the newest.
+ * Choice of the step: a slider over the kept steps, and buttons for the previous, next and newest step.
  * @param {Document} document
  * @param {Store} store
+ *
  */
 export function stepControl(document, store) {
   const id = newId("step");
@@ -259,10 +270,11 @@ export function stepControl(document, store) {
 }
 
 /**
- * The sync panel's: what is shown below the bars, and which rank's buckets.
+ * Controls of the sync panel: the detail below the bars, and the rank of the buckets.
  * @param {Document} document
  * @param {Store} store
  * @param {{showDetail(value: "buckets"|"ranks"): void, showRank(value: number): void}} panel
+ *
  */
 export function detailControls(document, store, panel) {
   const [detailId, rankId] = [newId("detail"), newId("rank")];
@@ -295,10 +307,11 @@ export function detailControls(document, store, panel) {
 }
 
 /**
- * Which collective: scrubbed with a slider, one back, one further, the newest.
+ * Choice of the collective: a slider, and buttons for the previous, next and newest one.
  * @param {Document} document
  * @param {Store} store
- * @param {boolean} [withValues] only those of which the tensors' values are known
+ * @param {boolean} [withValues] only collectives with known tensor values
+ *
  */
 export function collectiveControl(document, store, withValues = false) {
   const id = newId("collective");

@@ -1,11 +1,10 @@
-/**
- * Elements in one line each.
- */
+/** Create elements in one line. */
 
 let ids = 0;
-const OWN = Math.random().toString(36).slice(2, 10); // each view may load this module anew, and count from 1
+// each view may load its own copy of this module, so counting from 1 is not unique
+const OWN = Math.random().toString(36).slice(2, 10);
 
-/** An id that no other view on the page has. @param {string} name */
+/** An id that is unique on the page. @param {string} name */
 export function newId(name) {
   return `ddpm-${name}-${OWN}-${++ids}`;
 }
@@ -28,7 +27,11 @@ export function make(document, tag, properties = {}, ...children) {
   return found;
 }
 
-/** Show an element or not, without touching it where that is so already. @param {HTMLElement} el @param {boolean} isShown */
+/**
+ * Show or hide an element. Does nothing if it already has this state.
+ * @param {HTMLElement} el
+ * @param {boolean} isShown
+ */
 export function show(el, isShown) {
   if (el.hidden === isShown) el.hidden = !isShown;
 }

@@ -1,6 +1,4 @@
-/**
- * What the colours of the steps' bars mean.
- */
+/** Meanings of the colours of the step bars. */
 
 import { show } from "./dom.js";
 import { PARTS } from "../data/tables.js";
@@ -16,7 +14,11 @@ export const WORDS = {
   rest: "rest",
 };
 
-/** A list of colours and words. @param {HTMLElement} el @param {{colours: import("../drawing/colours.js").Palette}} env */
+/**
+ * A list of colours and their meanings.
+ * @param {HTMLElement} el
+ * @param {{colours: import("../drawing/colours.js").Palette}} env
+ */
 export function legend(el, env) {
   const document = el.ownerDocument;
   const list = document.createElement("ul");
@@ -33,7 +35,7 @@ export function legend(el, env) {
   /** @type {object|null} */
   let drawn = null;
   return {
-    /** @param {string} detail what is below the bars */
+    /** @param {string} detail content below the bars */
     update(detail) {
       for (const item of [...list.children].slice(PARTS.length)) show(/** @type {HTMLElement} */ (item), detail === "buckets");
       if (drawn === env.colours) return;

@@ -1,6 +1,4 @@
-/**
- * What the lines above and below the picture say: who hangs, what goes on, what was left out.
- */
+/** Text of the lines above and below the picture: hanging ranks, the state of the run, left-out data. */
 
 import { plural, ranksInWords } from "../data/format.js";
 import { LATE } from "../data/run.js";
@@ -9,9 +7,11 @@ import { LATE } from "../data/run.js";
 const STATES = { stuck: "hangs" };
 
 /**
- * Who waits for what, the most ranks first: `ranks 0,1,3 wait for rank 2 in all_reduce #12 (cell line 7)`.
+ * Waiting ranks and what they wait for, largest group first: `ranks 0,1,3 wait for rank 2 in all_reduce #12 (cell line
+ * 7)`.
  * @param {Iterable<Record<string, any>>} rows
  * @returns {{ranks: number[], words: string}[]}
+ *
  */
 export function waiting(rows) {
   /** @type {Map<string, number[]>} */
@@ -32,7 +32,7 @@ function capital(words) {
   return words.charAt(0).toUpperCase() + words.slice(1);
 }
 
-/** What is wrong, in a sentence; empty if nothing is. @param {import("../data/store.js").Store} store */
+/** A sentence about a hang; empty if there is none. @param {import("../data/store.js").Store} store */
 export function alarmOf(store) {
   if (store.alert) return capital(store.alert);
   if (store.state !== "stuck") return "";
@@ -41,10 +41,11 @@ export function alarmOf(store) {
 }
 
 /**
- * What the view is in: for the chip at the top, and for the line that is read out. The line changes only when a state
- * does, not with each message.
+ * The state of the view, for the chip at the top and for the status line. The line changes only with the state, and not
+ * with each message.
  * @param {import("../data/store.js").Store} store
- * @param {string} interrupt what became of an interrupt
+ * @param {string} interrupt result of an interrupt
+ *
  */
 export function stateOf(store, interrupt) {
   const { state, choice, only } = store;
@@ -67,31 +68,36 @@ export function stateOf(store, interrupt) {
   return { chip, words: choice.paused ? `Paused; what comes is taken in. ${what}`.trim() : what };
 }
 
-/** When the kernel answers what is clicked, in words; empty if that is at once, was not measured yet, or no cell can run. @param {import("../data/store.js").Store} store */
+/**
+ * Text about when the kernel answers clicks; empty if it answers immediately, if this is not known yet, or if no cell
+ * can run.
+ * @param {import("../data/store.js").Store} store
+ */
 export function answersInWords({ answersWhen, state }) {
   if (!answersWhen || ["recorded", "stopped", "gone"].includes(state)) return "";
   return answersWhen === LATE ? "buttons here work only after the cell; while it runs, the notebook's stop button (■) interrupts it" : "";
 }
 
-/** What the kernel says, in words; nothing where nothing is missing. @type {Record<string, (value: any) => string[]>} */
+/** Texts for the notes of the kernel; empty if nothing is missing. @type {Record<string, (value: any) => string[]>} */
 const NOTES = {
-  units_shown_of: () => [], // said below, as it is since the steps that were left out have come
-  remote_shown_of: () => [], // the timeline says this
-  rows_left_out: () => [], // likewise
+  units_shown_of: () => [], // added below, because it changes when left-out steps arrive
+  remote_shown_of: () => [], // the timeline shows it
+  rows_left_out: () => [], // the timeline shows it
   dropped_rows: (count) => (count ? [`${plural(count, "row")} lost on the ranks`] : []),
-  values_left_out: () => [], // where tensors are shown
+  values_left_out: () => [], // shown next to the tensors
   answers: () => [],
 };
 
 /**
- * What was left out, in words: `notes` of the kernel, and what is missing here.
+ * Texts about left-out data: `notes` of the kernel, and data missing in this view.
  * @param {import("../data/store.js").Store} store
- * @param {string[]} panels that are shown; a note about others is left out
+ * @param {string[]} panels shown panels; notes about other panels are left out
  * @returns {string[]}
+ *
  */
 export function inWords(store, panels = ["loss", "sync", "timeline"]) {
   const found = [];
-  // The timeline itself says this of steps, and of remote calls.
+  // The timeline shows this itself for steps and remote calls.
   if (store.stepsShownOf > 1 && panels.includes("sync")) found.push(`buckets: one of ${store.stepsShownOf} steps is shown`);
   if (panels.includes("timeline")) {
     const leftOut = store.answeredShownOf === 1 ? 0 : (store.notes.rows_left_out ?? 0) - store.rowsLeftOutCame;

@@ -3,13 +3,14 @@
  *
  * | on screen | means |
  * |---|---|
- * | arrow | a call, from its caller to who runs it; in the colour of the call inside of which it was made |
- * | upright bar | it runs; bars beside each other run at the same time |
+ * | arrow | a call, from its caller to its callee; in the colour of the enclosing call |
+ * | upright bar | execution; adjacent bars run at the same time |
  * | dashed arrow | its answer |
- * | dotted arrow, in a backward | gradients, against the direction of the call |
- * | box below | what a rank owns; circles: ranks that have a reference to it, arrows: from whom they have it |
+ * | dotted arrow, in a backward | gradients, in the opposite direction of the call |
+ * | box below | a value that a rank owns; circles: ranks with a reference to it, arrows: the source of the reference |
  *
- * A line is a moment at which something happened, not a length of time: calls take microseconds and milliseconds.
+ * A line is one event and not a duration: calls take between microseconds and milliseconds.
+ *
  */
 
 import { bytes } from "../data/format.js";
@@ -30,8 +31,9 @@ const BAR = 11;
 const BOX = 44; // height of a reference's row
 
 /**
- * What happened, one after the other.
+ * The events in the order of time.
  * @param {Drawn} drawn @returns {Moment[]}
+ *
  */
 export function moments({ calls, pairs, references }) {
   /** @type {Moment[]} */
@@ -57,7 +59,7 @@ export function moments({ calls, pairs, references }) {
   return found.sort((a, b) => a.at - b.at || order[a.what] - order[b.what]);
 }
 
-/** Whether the answer was put into a future after the function had been left. @param {Call} call */
+/** Whether the answer was set in a future after the function had returned. @param {Call} call */
 function isLater(call) {
   return call.done !== null && call.ended !== null && call.done > call.ended;
 }
@@ -68,8 +70,9 @@ export function short(name) {
 }
 
 /**
- * Which colour a call's own bar has, as the number of a rank's colour; null: it has made no calls.
+ * Colour of the bar of each call, as the number of a rank's colour; null if it has made no calls.
  * @param {Call[]} calls @returns {(number|null)[]}
+ *
  */
 export function colours(calls) {
   const parents = [...new Set(calls.map((call) => call.parent).filter((parent) => parent !== null && parent !== undefined))].sort((a, b) => Number(a) - Number(b));
@@ -77,8 +80,9 @@ export function colours(calls) {
 }
 
 /**
- * Beside how many others a call runs on its rank: bars that overlap lie beside each other.
+ * Lane of each call on its rank: overlapping bars are drawn next to each other.
  * @param {Call[]} calls @param {Map<string, number>} rows
+ *
  */
 export function lanes(calls, rows) {
   /** @type {Map<number, number[]>} */
@@ -97,8 +101,9 @@ export function lanes(calls, rows) {
 }
 
 /**
- * The picture, of which the first `shown` moments have happened.
+ * The picture of the first `shown` moments.
  * @param {Document} document @param {Drawn} drawn @param {number} shown @param {string} words  the picture in a sentence
+ *
  */
 export function sequence(document, drawn, shown, words) {
   const { calls, references, pairs, world_size: n } = drawn;
@@ -123,7 +128,7 @@ export function sequence(document, drawn, shown, words) {
   });
   if (shown) picture.append(svg(document, "rect", { x: LEFT - 8, y: y(shown - 1) - LINE / 2, width: WIDTH - LEFT + 4, height: LINE, rx: 4, class: "ddps-now" }));
 
-  // What runs, then what travels, then what is said of it.
+  // Drawing order: executions, then arrows, then labels.
   /** @type {SVGElement[]} */
   const labels = [];
   calls.forEach((call, at) => {
@@ -142,11 +147,12 @@ export function sequence(document, drawn, shown, words) {
     const to = edge(call.dst, side[at]);
     const left = ["done", "ended"].find((what) => (rows.get(`${at} ${what}`) ?? Infinity) < (rows.get(`${at} returned`) ?? 0)) ?? "begun";
     const ways = [["sent", "begun", from, to, "ddps-sent-call"], [left, "returned", to, from, "ddps-answer"]];
-    if (call.begun === null) ways.splice(0, 2, ["sent", "sent", from, to, "ddps-sent-call"], ["returned", "returned", to, from, "ddps-answer"]); // torch runs it without Python
+    // torch runs the call without Python
+    if (call.begun === null) ways.splice(0, 2, ["sent", "sent", from, to, "ddps-sent-call"], ["returned", "returned", to, from, "ddps-answer"]);
     for (const [begin, end, x1, x2, kind] of ways) {
       const [a, b] = [rows.get(`${at} ${begin}`), rows.get(`${at} ${end}`)];
       if (a === undefined || a >= shown || (kind === "ddps-answer" && (b === undefined || b >= shown))) continue;
-      const isThere = b !== undefined && b < shown; // else it is on its way
+      const isThere = b !== undefined && b < shown; // otherwise it is still under way
       const last = isThere ? y(b) : y(shown - 1);
       const end_x = isThere ? Number(x2) : (Number(x1) + Number(x2)) / 2;
       const gap = Number(x1) < Number(x2) ? BAR / 2 + 1 : -BAR / 2 - 1;
@@ -186,8 +192,9 @@ function itself(document, x, from, to, kind) {
 }
 
 /**
- * The references: who owns what, who has got a reference from whom.
+ * The references: owners, and the ranks that references came from.
  * @param {Document} document @param {Reference[]} references @param {number} now @param {number} top @param {(rank: number) => number} x
+ *
  */
 function graph(document, references, now, top, x) {
   if (!references.length) return [];
@@ -214,7 +221,14 @@ function graph(document, references, now, top, x) {
   return found;
 }
 
-/** An arrow that passes below what stands between. @param {Document} document @param {number} from @param {number} to @param {number} y @param {Record<string, string>} kind */
+/**
+ * An arrow that passes below the elements between its ends.
+ * @param {Document} document
+ * @param {number} from
+ * @param {number} to
+ * @param {number} y
+ * @param {Record<string, string>} kind
+ */
 function around(document, from, to, y, kind) {
   const side = to > from ? 1 : -1;
   const [top, low] = [y + 9, y + 21];
@@ -223,8 +237,9 @@ function around(document, from, to, y, kind) {
 }
 
 /**
- * All calls in a table, for who does not see the picture.
+ * All calls in a table, for screen readers.
  * @param {Document} document @param {Drawn} drawn
+ *
  */
 export function callsTable(document, { calls }) {
   const head = make(document, "tr", {}, ...["caller", "runs on", "function", "inside of", "sent", "begun", "ended", "answered"].map((words) => make(document, "th", { scope: "col" }, words)));

@@ -1,6 +1,4 @@
-/**
- * Elements of SVG in one line each.
- */
+/** Create SVG elements in one line. */
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -1,16 +1,19 @@
-/**
- * Words beside the pointer.
- */
+/** Text next to the pointer. */
 
 import { make, show } from "./dom.js";
 
-/** For the eye only: a screen reader has the table. @param {HTMLElement} el */
+/** Hidden from screen readers, which read the table. @param {HTMLElement} el */
 export function tooltip(el) {
   const box = make(el.ownerDocument, "div", { class: "ddpm-tip", "aria-hidden": "true", hidden: true });
   box.style.whiteSpace = "pre-line";
   el.append(box);
   return {
-    /** @param {string[]|null} lines none: hides it @param {number} x @param {number} y in `el` @param {number} width of `el` */
+    /**
+     * @param {string[]|null} lines null hides the tooltip
+     * @param {number} x
+     * @param {number} y in `el`
+     * @param {number} width of `el`
+     */
     show(lines, x = 0, y = 0, width = 0) {
       show(box, !!lines);
       if (!lines) return;
