@@ -1,17 +1,17 @@
-"""What the ranks have recorded, and what follows from it: `session.recording`.
+"""The recording of the ranks, and its analysis: `session.recording`.
 
-observer   a session's recording as it grows
-intake     decodes batches from the wire and feeds them, in a thread of its own
-recording  `Recording`: the questions, figures and files that users ask for; above all else here
+observer   a session's recording while it grows
+intake     decodes batches from the wire and feeds them, in its own thread
+recording  `Recording`: queries, figures and files for users; uses all other modules of this package
 files      `load`: a recording from files
-views      the plain data that questions are answered with
-remote     the same of calls to other ranks
-clock      offsets between the ranks' clocks and the notebook's
-writing    a file written whole or not at all
+views      plain data that queries return
+remote     the same for RPC calls
+clock      offsets between the ranks' clocks and the notebook's clock
+writing    writes a file completely or not at all
 
-tables/    the rows themselves, in bounded memory; how they are saved
-steps/     what the time of training steps went into, and who waited
-report/    a training cell in figures and words, and what to try
-figures/   the same as pictures
-trace/     the same for Perfetto
+tables/    rows in bounded memory, and how they are saved
+steps/     breakdown of training step times, and waits between ranks
+report/    a training cell in numbers and sentences, with advice
+figures/   the recording as figures
+trace/     the recording as a trace for Perfetto
 """

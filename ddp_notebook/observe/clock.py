@@ -1,6 +1,6 @@
-"""How far the ranks' clocks are from the notebook's, measured by messages that go there and back.
+"""Offsets between the ranks' clocks and the notebook's clock, measured by round trips.
 
-A rank reads its clock at some moment between the question and the answer, so taking the middle is off by at most half
+A rank reads its clock at some moment between the request and the answer, so the error of the midpoint is at most half
 of the round trip. The shortest round trip is the most precise; the others are not averaged in.
 
 Source: "minimum filter" of NTP, RFC 5905, section 10 (https://www.rfc-editor.org/rfc/rfc5905#section-10).
@@ -29,16 +29,16 @@ class Sample(NamedTuple):
     """One round trip."""
 
     rank_ns: int
-    offset_ns: int  # of the rank's clock over the notebook's
+    offset_ns: int  # the rank's clock minus the notebook's
     error_ns: int  # half of the round trip
 
 
 class Clock:
-    """The offset of each rank's clock (`time.monotonic_ns` there) over the notebook's, as it was at any time.
+    """Offset of each rank's clock (`time.monotonic_ns` on the rank) from the notebook's clock, at any time.
 
-    The best round trip of the last minute counts: the shortest, once each is charged with the drift that is possible
-    since. Every ten seconds the best one is kept for good, and the offset is interpolated between those: two hosts'
-    clocks may drift by 100 ms in an hour, and rows of an hour ago need the offset of an hour ago.
+    The offset comes from the best round trip of the last minute: the shortest one, after the possible drift since then
+    is added to its error. Every ten seconds the best round trip is stored as a knot. Offsets of earlier times are
+    interpolated between knots, because the clocks of two hosts may drift apart by 100 ms per hour.
 
     Example:
         >>> clock = Clock()
@@ -54,16 +54,16 @@ class Clock:
         self._lock = threading.Lock()
 
     def add(self, rank: int, sent_ns: int, rank_ns: int, received_ns: int, *, same_clock: bool = False) -> None:
-        """Take in one round trip.
+        """Add one round trip.
 
         Args:
-            sent_ns: when the question left, on the notebook's clock.
-            rank_ns: the rank's clock when it answered.
-            received_ns: when the answer came, on the notebook's clock.
+            sent_ns: time of the request, on the notebook's clock.
+            rank_ns: time of the answer, on the rank's clock.
+            received_ns: arrival of the answer, on the notebook's clock.
             same_clock: the rank is on the notebook's host, with the same boot id.
 
         Raises:
-            ValueError: the answer came before the question was sent.
+            ValueError: the answer arrived before the request was sent.
         """
         if received_ns < sent_ns:
             raise ValueError(f"an answer of rank {rank} came at {received_ns} ns, before its question at {sent_ns} ns")
@@ -73,7 +73,7 @@ class Clock:
             self._ranks.setdefault(rank, _Rank()).add(sample, same_clock)
 
     def part(self, rank: int) -> Clock:
-        """The rank's process was replaced by one on another host: its clock is another. What was known of it."""
+        """Remove a rank whose new process is on another host, and return a clock with its former offsets."""
         former = Clock()
         with self._lock:
             if (known := self._ranks.pop(rank, None)) is not None:
@@ -81,24 +81,24 @@ class Clock:
         return former
 
     def offset_ns(self, rank: int) -> int:
-        """The rank's clock minus the notebook's, now; 0 where nothing is known."""
+        """Return the rank's clock minus the notebook's, now; 0 if unknown."""
         with self._lock:
             known = self._ranks.get(rank)
             return 0 if known is None or known.is_shared else known.best().offset_ns
 
     def error_ns(self, rank: int) -> int | None:
-        """By how much `offset_ns` may be wrong in either direction; None where nothing is known."""
+        """Return the largest possible error of `offset_ns` in either direction; None if unknown."""
         with self._lock:
             known = self._ranks.get(rank)
             return None if known is None else 0 if known.is_shared else known.best().error_ns
 
     def shifted(self) -> list[int]:
-        """The ranks whose clock is not the notebook's."""
+        """Return the ranks whose clock differs from the notebook's."""
         with self._lock:
             return [rank for rank, known in self._ranks.items() if not known.is_shared]
 
     def to_notebook(self, rank: int, times_ns: Times) -> Times:
-        """Times of a rank as times of the notebook's clock; negative ones (unknown) as they are.
+        """Convert times of a rank to the notebook's clock. Negative times (unknown) are not changed.
 
         Args:
             times_ns: (n,)
@@ -109,14 +109,14 @@ class Clock:
         if not knots:
             return times_ns
         at_ns, offsets_ns = np.array([(knot.rank_ns, knot.offset_ns) for knot in knots], np.int64).T
-        # Relative to one of them: an offset between two hosts has more digits than a float64.
+        # Relative to the last knot: an offset between two hosts has more digits than a float64.
         drift_ns = np.interp(times_ns - at_ns[-1], at_ns - at_ns[-1], offsets_ns - offsets_ns[-1])
         return np.where(times_ns < 0, times_ns, times_ns - offsets_ns[-1] - np.rint(drift_ns).astype(np.int64))
 
     # ---- in files
 
     def to_json(self) -> list[Any]:
-        """What is known, for `from_json`."""
+        """Return the offsets, for `from_json`."""
         with self._lock:
             return [
                 [rank, known.is_shared, [list(knot) for knot in known.knots_and_best()]]
@@ -125,7 +125,7 @@ class Clock:
 
     @classmethod
     def from_json(cls, ranks: Iterable[Any]) -> Clock:
-        """The clock whose `to_json` gave this."""
+        """Return the clock that `to_json` has stored."""
         clock = cls()
         for rank, is_shared, knots in ranks:
             known = clock._ranks[rank] = _Rank()
@@ -136,32 +136,32 @@ class Clock:
 
 
 class _Rank:
-    """What is known of one rank."""
+    """Round trips of one rank."""
 
     def __init__(self) -> None:
         self.is_shared = False
-        self.samples: deque[Sample] = deque(maxlen=_MOST_SAMPLES)  # of the last minute
+        self.samples: deque[Sample] = deque(maxlen=_MOST_SAMPLES)  # from the last minute
         self.knots: list[Sample] = []
 
     def add(self, sample: Sample, same_clock: bool) -> None:
         samples = self.samples
-        if samples and sample.rank_ns < samples[-1].rank_ns:  # an answer that was overtaken
+        if samples and sample.rank_ns < samples[-1].rank_ns:  # a later answer has overtaken this one
             return
         samples.append(sample)
         while samples[0].rank_ns < sample.rank_ns - _WINDOW_NS:
             samples.popleft()
         best = self.best()
-        # CLOCK_MONOTONIC is one per host since its boot, so there is nothing to estimate: the offset is 0, and half a
-        # round trip of error would only blur it. But a container may have a time namespace with a clock of its own
-        # (time_namespaces(7)), with the same boot id: then 0 is not among what the round trips allow.
+        # CLOCK_MONOTONIC is one per host since its boot, so the offset is 0, and half a round trip of error would only
+        # reduce the precision. But a container may have a time namespace with its own clock and the same boot id
+        # (time_namespaces(7)). Then 0 is not in the range that the round trips allow.
         self.is_shared = same_clock and abs(best.offset_ns) <= best.error_ns
         if not self.knots or best.rank_ns >= self.knots[-1].rank_ns + _KNOT_EVERY_NS:
             self.knots.append(best)
         if len(self.knots) > _MOST_KNOTS:
-            del self.knots[1 : _MOST_KNOTS // 2 : 2]  # every second one is enough for times long ago
+            del self.knots[1 : _MOST_KNOTS // 2 : 2]  # half of the old ones are enough
 
     def best(self) -> Sample:
-        """The sample that says most about now, with the error that it has now."""
+        """Return the most precise sample for the present, with its present error."""
         now_ns = self.samples[-1].rank_ns
 
         def error_ns(sample: Sample) -> int:
@@ -171,6 +171,6 @@ class _Rank:
         return found._replace(error_ns=error_ns(found))
 
     def knots_and_best(self) -> list[Sample]:
-        """In the order of time; the newest one comes last."""
+        """Return the samples in order of time; the newest one is last."""
         best = self.best()
         return [*(knot for knot in self.knots if knot.rank_ns < best.rank_ns), best]

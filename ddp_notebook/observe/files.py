@@ -1,6 +1,7 @@
-"""Recordings from files: one that the notebook has saved, or those that ranks without a notebook have written.
+"""Load recordings from files: one that the notebook has saved, or those that ranks without a notebook have written.
 
-Each rank writes a file of its own, `*.ddp`: one batch behind the other. `tables.saved` says what a saved one holds.
+Each rank writes its own file, `*.ddp`, which is a sequence of batches. `tables.saved` describes the contents of a saved
+recording.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ _OF_RANKS = "*.ddp"
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
-    """A recording from a file that `Recording.save` has written, or from the directory of `DDP_NOTEBOOK_RECORD`.
+    """Load a recording that `Recording.save` has written, or one from the directory of `DDP_NOTEBOOK_RECORD`.
 
-    All that a directory holds is kept. The clocks of its ranks are taken as they are: they are the same on one host.
+    All rows of a directory are kept. The clocks of its ranks are not corrected; on one host they are the same.
 
     Args:
-        path: a file; a directory with a file for each rank; or the file of one rank.
+        path: a saved file, a directory with a file for each rank, or the file of one rank.
 
     Raises:
-        RecordingError: it holds no recording, or one of another version.
-        FileNotFoundError: there is nothing.
+        RecordingError: it contains no recording, or one of another version.
+        FileNotFoundError: the path does not exist.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -49,7 +50,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
             raise RecordingError(f"{path} holds no recording: no file in it is named {_OF_RANKS}")
         return _of_ranks(files)
     with path.open("rb") as file:
-        if not zipfile.is_zipfile(file):  # not by the name, which `Recording.save` leaves to its caller
+        if not zipfile.is_zipfile(file):  # the name may be anything, because the caller of `Recording.save` selects it
             if path.suffix == Path(_OF_RANKS).suffix:
                 return _of_ranks([path])
             raise RecordingError(f"{path} is not a recording: Recording.save() writes zip files, and this is not one")
@@ -59,7 +60,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
                 return restore(arrays, Recording)
         except WrongFileError as error:
             raise RecordingError(f"{path} {error}") from None
-        except Exception as error:  # zipfile and NumPy have a dozen, down to those of Python's tokenizer
+        except Exception as error:  # zipfile and NumPy raise many kinds of errors, even those of Python's tokenizer
             raise RecordingError(f"{path} is a damaged recording, or none at all: {error}") from error
 
 
@@ -82,8 +83,8 @@ def _of_ranks(files: list[Path]) -> Recording:
         counts.update({name: len(rows) for name, rows in batch.tables.items()})
     capacity = {name: max(store.CAPACITY[name], count) for name, count in counts.items()}
     recording = Recording(1 + max((batch.rank for one in batches for batch in one), default=-1), capacity=capacity)
-    for row in itertools.zip_longest(*batches):  # side by side, as they would have come over the wire
+    for row in itertools.zip_longest(*batches):  # alternating, in the order of arrival over the wire
         for batch in filter(None, row):
             recording.feed(batch)
-    recording.prompts[0] = "script"  # outside of cells is all that it did
+    recording.prompts[0] = "script"  # the ranks only ran a script, outside of cells
     return recording

@@ -1,4 +1,4 @@
-"""Batches from the wire into the recording, in a thread of their own: the wire's thread must never wait."""
+"""Feed batches from the wire into the recording, in a separate thread, because the wire's thread must never wait."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.records.codec import Batch, CodecError, decode, skim
 
 _MOST_BYTES = 32 << 20
-_GATHER_S = 0.05  # of 256 ranks with 5 batches a second each, one at a time takes twice as long as those of such a time
-_MANY_RANKS = 64  # of fewer, batches are fed as they come: what is logged is to be there within 0.1 s
+# batches of this time are fed together: for 256 ranks with 5 batches per second this takes half the time
+_GATHER_S = 0.05
+_MANY_RANKS = 64  # with fewer ranks, batches are fed on arrival, so that logged values are available within 0.1 s
 _CLOSE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
 class _Waiting(NamedTuple):
-    number: int  # counts all batches that were put, from 1
+    number: int  # count of all received batches, from 1
     rank: int
     data: bytes
 
 
 class Intake:
-    """Decodes batches and feeds them, in the order in which they came.
+    """Decodes batches and feeds them in the order of arrival.
 
-    When more than `most_bytes` wait, the oldest batch goes: its rows are counted as dropped, its texts are kept, since
-    later rows need them. A batch that cannot be read is counted, and the first one of a rank is logged.
+    If more than `most_bytes` wait, the oldest batch is dropped. Its rows are counted; its texts are kept, because later
+    rows need them. A damaged batch is counted, and the first one of each rank is logged.
 
     Args:
-        recording: takes in the batches.
-        most_bytes: how many bytes may wait. A single batch that is larger is accepted all the same.
+        recording: receives the batches.
+        most_bytes: limit of waiting bytes. A single larger batch is accepted anyway.
 
     Example:
         >>> from ddp_notebook import Recording
@@ -48,13 +49,13 @@ class Intake:
     def __init__(self, recording: RecordedTables, most_bytes: int = _MOST_BYTES) -> None:
         self.recording = recording
         self.most_bytes = most_bytes
-        self.damaged: Counter[int] = Counter()  # batches that could not be read, by rank
+        self.damaged: Counter[int] = Counter()  # damaged batches by rank
         self._waiting: deque[_Waiting] = deque()
         self._nbytes = 0
-        self._skimmed: dict[tuple[int, int], Batch] = {}  # by rank and stream: what is left of dropped batches
+        self._skimmed: dict[tuple[int, int], Batch] = {}  # remains of dropped batches, by rank and stream
         self._put = 0
-        self._flushing = 0  # callers that wait
-        self._busy_with = 0  # the number of the batch that is being fed, 1 for what was dropped before it; 0: none
+        self._flushing = 0  # number of waiting callers
+        self._busy_with = 0  # number of the batch that is being fed; 1 for remains of dropped batches; 0: none
         self._is_closed = False
         lock = threading.Lock()
         self._came = threading.Condition(lock)
@@ -66,7 +67,7 @@ class Intake:
         return f"<Intake: {len(self._waiting)} batches of {self._nbytes} bytes wait>"
 
     def put(self, rank: int, data: bytes) -> None:
-        """Queue a batch as a rank has encoded it, and return at once. Does nothing once closed."""
+        """Queue an encoded batch of a rank, and return immediately. Does nothing after `close`."""
         with self._came:
             if self._is_closed:
                 return
@@ -79,10 +80,10 @@ class Intake:
                 self._came.notify()
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was put before is in the recording. Returns whether it is.
+        """Wait until all batches that were put before are in the recording. Return whether they are.
 
         Args:
-            timeout_s: how long to wait at most; None: for ever.
+            timeout_s: longest wait in seconds; None: no limit.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         with self._went:
@@ -100,19 +101,21 @@ class Intake:
         return True
 
     def close(self) -> None:
-        """Feed what waits, and end the thread."""
+        """Feed the waiting batches, and end the thread."""
         with self._came:
             self._is_closed = True
             self._came.notify()
         self._thread.join(_CLOSE_S)
 
     def _is_urgent(self) -> bool:
-        """Whether what waits is to be fed now, not together with what comes next."""
+        """Return whether waiting batches must be fed now, without waiting for more."""
         is_one_of_few = self.recording.world_size < _MANY_RANKS
         return is_one_of_few or self._flushing > 0 or self._is_closed or self._nbytes > self.most_bytes // 4
 
     def _oldest(self) -> int:
-        """The number of the oldest batch that is not fed yet. A dropped one counts until its texts are in."""
+        """Return the number of the oldest batch that was not fed yet. A dropped batch counts until its texts
+        are fed.
+        """
         if self._skimmed:
             return 0
         return self._busy_with or (self._waiting[0].number if self._waiting else self._put + 1)
@@ -125,7 +128,7 @@ class Intake:
             self._tell_damaged(oldest.rank, error)
             return
         key = (new.rank, new.stream)
-        # Merged into one batch for each process: what is kept stays small however much is dropped.
+        # Merge into one batch per process, so that the remains stay small.
         before = self._skimmed.pop(key, Batch(rank=new.rank, stream=new.stream))
         before.texts.update(new.texts)
         dropped = before.dropped + new.dropped
@@ -144,7 +147,7 @@ class Intake:
                 self._busy_with = waiting.number if waiting is not None and not skimmed else 1
                 if waiting is not None:
                     self._nbytes -= len(waiting.data)
-            for batch in skimmed.values():  # older than all that wait
+            for batch in skimmed.values():  # they are older than all waiting batches
                 self._feed(batch.rank, batch)
             if waiting is not None:
                 self._feed(waiting.rank, waiting.data)
@@ -158,7 +161,7 @@ class Intake:
                 self.recording._feed_dropped(what)
             else:
                 self.recording.feed(decode(what))
-        except Exception as error:  # one rank's bad batch must not stop the others'
+        except Exception as error:  # a damaged batch of one rank must not affect other ranks
             self._tell_damaged(rank, error)
 
     def _tell_damaged(self, rank: int, error: Exception) -> None:

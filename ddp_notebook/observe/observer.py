@@ -1,4 +1,4 @@
-"""A session's recording as it grows: takes in what ranks send, and compares their clocks again and again."""
+"""Record a session: receive batches of the ranks, and compare clocks repeatedly."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from ddp_notebook.records.renumbering import Renumbered
 _FIRST_LOOKS = 8  # in quick succession at the start, so that at least one round trip is short
 _FIRST_PAUSE_S = 0.02
 _PAUSE_S = 5.0
-_BATCHES_AT_ONCE = 200  # of what was recorded before
+_BATCHES_AT_ONCE = 200  # batches recorded earlier that are read at a time
 _FLUSH_S = 5.0
 _log = logging.getLogger(__name__)
 
 
 class Observer:
-    """Feeds one session's recording.
+    """Feeds the recording of one session.
 
     Args:
         world_size: number of ranks.
         ask: sends a message to a rank.
         alive: returns the ranks that are alive.
-        hosts: returns by rank the machine that each is on; (): all are on one.
+        hosts: returns the machine of each rank; (): all ranks are on the same machine.
     """
 
     def __init__(
@@ -49,22 +49,22 @@ class Observer:
         self.recording.hosts = hosts()
         self._boot = boot_id()
         self._closing = threading.Event()
-        self._earlier: threading.Thread | None = None  # reads what was recorded before this notebook was there
-        self._behind: deque[tuple[int, bytes]] | None = None  # what has come meanwhile
+        self._earlier: threading.Thread | None = None  # reads batches that were recorded before this notebook attached
+        self._behind: deque[tuple[int, bytes]] | None = None  # batches that arrived during that
         self._order = threading.Lock()
         self._thread = threading.Thread(target=self._compare_clocks, name="ddp-clocks", daemon=True)
 
     def start(self) -> None:
-        """Begin to compare clocks: the ranks can answer."""
+        """Start to compare clocks, after the ranks can answer."""
         self._thread.start()
 
     @property
     def handlers(self) -> Mapping[type[Message], Callable[[int, Any], object]]:
-        """What takes each message about what was recorded."""
+        """Return the handlers of messages about the recording."""
         return {Recorded: self.on_recorded, ClockReply: self.on_clock}
 
     def on_recorded(self, rank: int, message: Recorded) -> None:
-        """Take in a rank's batch. Called in the wire's thread."""
+        """Queue a rank's batch. Called in the wire's thread."""
         with self._order:
             if self._behind is None:
                 self._intake.put(rank, message.data)
@@ -72,11 +72,13 @@ class Observer:
                 self._behind.append((rank, message.data))
 
     def read_earlier(self, batches: Iterable[tuple[int, bytes] | Renumbered]) -> None:
-        """Take in what was recorded before this notebook was there, in a thread. What comes meanwhile waits behind it:
-        its rows name texts that were told earlier. Call it before anything comes.
+        """Read batches that were recorded before this notebook attached, in a thread.
+
+        New batches wait until these are read, because their rows refer to texts in earlier batches. Call it before any
+        message arrives.
 
         Args:
-            batches: with the rank of each, and where ranks got other numbers.
+            batches: batches with their rank, and entries where ranks were renumbered.
         """
         self._behind = deque()
         self._earlier = threading.Thread(target=self._read_earlier, args=(batches,), name="ddp-earlier", daemon=True)
@@ -100,23 +102,23 @@ class Observer:
                 self._intake.put(rank, data)
 
     def on_clock(self, rank: int, message: ClockReply) -> None:
-        """Take in what a rank's clock says. Called in the wire's thread."""
+        """Add a round trip of a rank's clock. Called in the wire's thread."""
         same = bool(self._boot) and message.boot == self._boot
         self.recording.clock.add(rank, message.sent_ns, message.rank_ns, time.monotonic_ns(), same_clock=same)
 
     def on_moved(self, rank: int) -> None:
-        """A rank's process is on another host now, which has a clock of its own."""
+        """Handle a rank's move to another host, which has another clock."""
         self.recording.hosts = self._hosts()
         self.flush()
         self.recording._part_from_clock(rank)
         self._ask(rank, ClockProbe(request=0, sent_ns=time.monotonic_ns()))
 
     def on_renumbered(self, stayed: Mapping[int, int], world_size: int) -> None:
-        """There are more or fewer ranks. What was recorded stays with the numbers of that time.
+        """Handle a change of the number of ranks. Earlier rows keep the rank numbers of their time.
 
         Args:
-            stayed: the former number of each rank that has stayed, by its new one.
-            world_size: how many there are.
+            stayed: former number of each remaining rank, by its new number.
+            world_size: new number of ranks.
         """
         self.flush()
         recording = self.recording
@@ -128,17 +130,18 @@ class Observer:
     def _renumber(self, told: Renumbered) -> None:
         recording = self.recording
         recording.store.renumber(told.stayed)
-        recording.world_size = max(recording.world_size, told.world_size)  # rows of all that there have been
+        # rows may come from all ranks that ever existed
+        recording.world_size = max(recording.world_size, told.world_size)
         recording.present = told.world_size
 
     def flush(self) -> None:
-        """Wait until all that has arrived is in the recording."""
+        """Wait until all received batches are in the recording."""
         if self._earlier is not None:
             self._earlier.join(_FLUSH_S)
         self._intake.flush(_FLUSH_S)
 
     def close(self) -> None:
-        """End the threads: the session is over. The recording stays."""
+        """End the threads. The recording stays available."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(1.0)

@@ -1,7 +1,7 @@
-"""What the ranks did: `session.recording`, or what `ddp_notebook.load` has read from files.
+"""The recording of the ranks: `session.recording`, or the result of `ddp_notebook.load`.
 
-`Recording` offers users all that follows from the recorded tables, so it stands above the rest of `observe` and above
-the page of `widgets/still`. These take `tables.recorded.RecordedTables`, and none of them imports this module.
+`Recording` offers users all analyses of the recorded tables, so it imports the rest of `observe` and the page of
+`widgets/still`. These use `tables.recorded.RecordedTables`, and none of them imports this module.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _LOCAL, _SYNCHRONISED = SIDES.index("local gradient"), SIDES.index("synchronised
 
 
 class Recording(RecordedTables):
-    """What the ranks have recorded, in bounded memory: the oldest rows go first.
+    """Everything that the ranks have recorded, in bounded memory: the oldest rows are dropped first.
 
-    Times are nanoseconds of the notebook's monotonic clock. They are corrected each time they are asked for, because
-    the offsets of the ranks' clocks are measured again and again.
+    Times are nanoseconds of the notebook's monotonic clock. They are converted at each query, because the clock offsets
+    are measured repeatedly.
 
     Args:
-        world_size: how many ranks there are.
-        capacity: rows that are kept, by table of `records.TABLES`; 200 MB in all where nothing is said.
+        world_size: number of ranks.
+        capacity: number of kept rows, by table of `records.TABLES`; by default 200 MB in total.
         clock: offsets of the ranks' clocks.
 
     Example:
@@ -65,17 +65,17 @@ class Recording(RecordedTables):
         cell: int | None = None,
         since: int = 0,
     ) -> Collectives:
-        """Collectives, sends and receives, in the order in which they came in: each rank tells of them as they end.
+        """Return collectives, sends and receives, in the order of arrival. Ranks send them after their end.
 
         Args:
-            op: as users call it: "all_reduce", "send".
-            group: its title ("default") or torch's own name for it.
+            op: name of the operation as users call it: "all_reduce", "send".
+            group: its title ("default") or its name in torch.
             rank: one rank or several.
             cell: number of a cell.
             since: index of the first row, as for `rows`.
 
         Raises:
-            UsageError: there is no such rank, or no such operation.
+            UsageError: the rank or the operation does not exist.
 
         Example:
             >>> from ddp_notebook.widgets import simulate
@@ -100,11 +100,11 @@ class Recording(RecordedTables):
         return Collectives(self, rows if chosen.all() else rows[chosen])
 
     def steps(self, cell: int | None = None, rank: int | None = None) -> list[Step]:
-        """What the time of each optimizer step went into, by rank.
+        """Return the breakdown of the time of each optimizer step, by rank.
 
         Args:
-            cell: number of a cell; None: all.
-            rank: this one only; None: all.
+            cell: number of a cell; None: all cells.
+            rank: number of a rank; None: all ranks.
 
         Example:
             >>> from ddp_notebook.widgets import simulate
@@ -117,7 +117,7 @@ class Recording(RecordedTables):
         return steps.steps(self, cell, rank)
 
     def runs(self) -> list[TrainingRun]:
-        """Return the training runs, by cell: label, steps and ms/step with its definition, as all displays show them.
+        """Return the training runs, by cell: label, steps, and ms/step with its definition, as shown everywhere.
 
         Example:
             >>> from ddp_notebook.widgets import simulate
@@ -129,18 +129,18 @@ class Recording(RecordedTables):
         return run.runs(self)
 
     def waits(self, cell: int | None = None, group: str | None = None) -> list[Wait]:
-        """When each rank came to each collective, and how long it waited for the last one.
+        """Return the arrival times of each rank at each collective, and the time that it waited for the last rank.
 
         Args:
-            cell: number of a cell; None: all.
-            group: its title ("default") or torch's own name for it; None: all.
+            cell: number of a cell; None: all cells.
+            group: its title ("default") or its name in torch; None: all groups.
         """
         from ddp_notebook.observe.steps import waits
 
         return waits.waits(self, cell, group)
 
     def straggler(self, cell: int | None = None) -> Straggler | None:
-        """The rank that the others wait for; None where the evidence is thin.
+        """Return the rank that the others wait for, or None if the evidence is insufficient.
 
         Args:
             cell: number of a cell; None: the last one with steps.
@@ -155,12 +155,12 @@ class Recording(RecordedTables):
         return waits.straggler(self, cell)
 
     def pipeline(self, cell: int | None = None, step: int | None = None, rank: int | None = None) -> Pipeline:
-        """One step of a pipeline of `torch.distributed.pipelining`: each action, and what the schedule itself would be.
+        """Return one step of a `torch.distributed.pipelining` schedule: all actions, and the ideal schedule.
 
         Args:
             cell: number of a cell; None: the last one with a pipeline.
-            step: of the schedule, from 0 in its cell; None: one of typical length.
-            rank: of the pipeline that this rank has a stage of; None: of the last one.
+            step: number of the schedule's step in its cell, from 0; None: a step of typical length.
+            rank: select the pipeline in which this rank has a stage; None: the last pipeline.
 
         Raises:
             UsageError: no such step was recorded.
@@ -170,17 +170,17 @@ class Recording(RecordedTables):
         return pipelines.pipeline(self, cell, step, rank)
 
     def bandwidth(self, cell: int | None = None) -> list[Bandwidth]:
-        """Bytes per second of each operation at each message size, as nccl-tests counts them.
+        """Return the bytes per second of each operation at each message size, as defined by nccl-tests.
 
         Args:
-            cell: number of a cell; None: all.
+            cell: number of a cell; None: all cells.
         """
         from ddp_notebook.observe.report import bandwidth
 
         return bandwidth.bandwidth(self, cell)
 
     def report(self, cell: int | None = None) -> Report:
-        """A training cell in words, and what to try. `print` it.
+        """Return a report on a training cell, with advice. `print` shows it.
 
         Args:
             cell: number of a cell; None: the last one with steps.
@@ -190,12 +190,13 @@ class Recording(RecordedTables):
         return report.report(self, cell)
 
     def calls(self, cell: int | None = None, since: int = 0) -> list[RemoteCall]:
-        """Calls to other ranks by `torch.distributed.rpc`, and fetches of remote references, by the time at which they
-        were made. One that has not returned is open (`is_open`), without the times that are not known yet; its rank
-        tells of it when it has taken a second or so.
+        """Return RPC calls to other ranks and fetches of remote references, in the order of their start.
+
+        A call that has not returned is open (`is_open`), and lacks the times that are not known yet. Its rank reports
+        it after about a second.
 
         Args:
-            cell: number of a cell; None: all.
+            cell: number of a cell; None: all cells.
             since: index of the first row, as for `rows`.
 
         Example:
@@ -207,30 +208,30 @@ class Recording(RecordedTables):
         return remote.calls(self, cell, self.rows("rpc", since))
 
     def references(self, cell: int | None = None) -> list[Reference]:
-        """Remote references, by the time at which they were made: who owns the value, who has had one.
+        """Return remote references in the order of their creation, with the owner of the value and its users.
 
         Args:
-            cell: number of the cell that has made them; None: all.
+            cell: number of the cell that has created them; None: all cells.
         """
         from ddp_notebook.observe.tables import remote
 
         return remote.references(self, cell)
 
     def contexts(self, cell: int | None = None) -> list[AutogradContext]:
-        """Contexts of distributed autograd: which messages a backward has gone through, and steps of optimizers.
+        """Return distributed autograd contexts, with the messages of their backward pass and the optimizer steps.
 
         Args:
-            cell: number of a cell; None: all.
+            cell: number of a cell; None: all cells.
         """
         from ddp_notebook.observe.tables import remote
 
         return remote.contexts(self, cell)
 
     def gradients(self, name: str | None = None) -> list[Gradient]:
-        """Gradients of the parameter that was chosen, before and after they were synchronised, by rank and backward.
+        """Return the gradients of the watched parameter, before and after synchronisation, by rank and backward pass.
 
         Args:
-            name: of a parameter; None: all that were recorded.
+            name: name of a parameter; None: all recorded parameters.
         """
         rows = self.store.rings["value"].all()
         rows = rows[np.isin(rows["side"], (_LOCAL, _SYNCHRONISED))]
@@ -263,7 +264,7 @@ class Recording(RecordedTables):
 
     @property
     def layouts(self) -> list[Layout]:
-        """How DDP models have their parameters in buckets, each time that has changed."""
+        """Assignments of DDP parameters to buckets, one for each change."""
         return [
             Layout(
                 rank=int(row["rank"]),
@@ -279,16 +280,14 @@ class Recording(RecordedTables):
         ]
 
     def to_pandas(self, table: str = "step") -> Any:
-        """A table as a DataFrame, texts and codes in words.
+        """Return a table as a DataFrame, with texts in place of numbers and codes.
 
-        Args:
-            table: "run", the training runs as all displays show them; "step", what the time of their steps went into;
-                or of `records.TABLES`: "call", "value", "span", "metric", "resource", "layout", "loader", "rpc",
-                "reference" or "context".
+        table: "run": training runs as shown everywhere. "step": breakdown of step times. Or one of `records.TABLES`:
+        "call", "value", "span", "metric", "resource", "layout", "loader", "rpc", "reference", "context".
 
         Raises:
             MissingPackageError: pandas is not installed.
-            UsageError: there is no such table.
+            UsageError: the table does not exist.
         """
         from ddp_notebook.observe.tables import frames
 
@@ -314,38 +313,39 @@ class Recording(RecordedTables):
         return Plots(self)
 
     def save_trace(self, path: str | os.PathLike[str], cell: int | None = None) -> Path:
-        """Write a trace for https://ui.perfetto.dev. Returns its path.
+        """Write a trace for https://ui.perfetto.dev, and return its path.
 
         Args:
-            path: of the file; compressed where it ends in ".gz".
-            cell: number of a cell; None: all.
+            path: path of the file; compressed if it ends in ".gz".
+            cell: number of a cell; None: all cells.
 
         Raises:
-            UsageError: nothing was recorded, or the folder is not there.
+            UsageError: nothing was recorded, or the folder does not exist.
         """
         from ddp_notebook.observe.trace import trace
 
         return trace.save(self, path, cell=cell)
 
     def save_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write one page that shows it in any browser as the live monitor does, without a kernel or a network.
+        """Write one page that shows the recording like the live monitor, in any browser without a kernel or a network.
 
-        The page holds the newest rows that a browser has room for: with 64 ranks 130,000 rows of the timeline, about
-        five minutes; it says from what time on it is complete. It takes some hundred kilobytes, and 15 MB at most.
+        The page contains the newest rows, up to the limit of a browser: with 64 ranks 130,000 rows of the timeline,
+        about five minutes. It shows the time from which it is complete. Its size is some hundred kilobytes, at most 15
+        MB.
 
         Raises:
             MissingBuildError: the monitor's JavaScript was not built.
-            UsageError: the folder is not there.
+            UsageError: the folder does not exist.
         """
         from ddp_notebook.widgets.still import saved_page
 
         return saved_page.save(self, path)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write all of it to one file, which `ddp_notebook.load` reads. Returns its path.
+        """Write the recording to one file, which `ddp_notebook.load` reads. Return its path.
 
         Raises:
-            UsageError: the folder is not there.
+            UsageError: the folder does not exist.
         """
         from ddp_notebook.observe.tables import saved
 
@@ -374,18 +374,18 @@ class Plots:
         self._recording = recording
 
     def loss(self, name: str | None = None, cell: int | None = None) -> Figure:
-        """A metric by step, a line for each rank.
+        """Plot a metric by step, one line per rank.
 
         Args:
-            name: of the metric; None: the one that looks like a loss, or else the first.
-            cell: number of a cell; None: all.
+            name: name of the metric; None: the first one whose name looks like a loss, else the first.
+            cell: number of a cell; None: all cells.
         """
         from ddp_notebook.observe.figures import figures
 
         return figures.loss(self._recording, name=name, cell=cell)
 
     def steps(self, cell: int | None = None) -> Figure:
-        """What the time of the steps went into, by rank or by step.
+        """Plot the breakdown of step times, by rank or by step.
 
         Args:
             cell: number of a cell; None: the last one with steps.
@@ -395,11 +395,11 @@ class Plots:
         return figures.steps(self._recording, cell=cell)
 
     def buckets(self, rank: int = 0, step: int | None = None, cell: int | None = None) -> Figure:
-        """When the buckets of one step were synchronised, beside its backward.
+        """Plot the synchronisation of the buckets in one step, together with its backward pass.
 
         Args:
-            rank: whose step.
-            step: its number in its cell, from 0; None: a typical one.
+            rank: number of the rank.
+            step: number of the step in its cell, from 0; None: a typical one.
             cell: number of a cell; None: the last one with steps.
         """
         from ddp_notebook.observe.figures import figures
@@ -407,30 +407,30 @@ class Plots:
         return figures.buckets(self._recording, rank=rank, step=step, cell=cell)
 
     def pipeline(self, cell: int | None = None, step: int | None = None, rank: int | None = None) -> Figure:
-        """What each stage did with each microbatch, above the same if messages took no time.
+        """Plot the actions of each stage on each microbatch, above the ideal schedule without message times.
 
-        Arguments as those of `pipeline`.
+        The arguments are those of `Recording.pipeline`.
         """
         from ddp_notebook.observe.figures import figures
 
         return figures.pipeline(self._recording, self._recording.pipeline(cell, step, rank))
 
     def bandwidth(self, cell: int | None = None) -> Figure:
-        """Bus bandwidth of each operation by message size.
+        """Plot the bus bandwidth of each operation by message size.
 
         Args:
-            cell: number of a cell; None: all.
+            cell: number of a cell; None: all cells.
         """
         from ddp_notebook.observe.figures import figures
 
         return figures.bandwidth(self._recording, cell=cell)
 
     def calls(self, cell: int | None = None, most: int = 12) -> Figure:
-        """Calls between ranks: a column for each rank, an arrow for each call, and below who has a reference to what.
+        """Plot calls between ranks: a column per rank, an arrow per call, and remote references below.
 
         Args:
             cell: number of a cell; None: the last one with calls.
-            most: calls that are drawn, the first ones; the title says how many there were.
+            most: number of calls to draw, the first ones; the title has the total number.
 
         Raises:
             UsageError: no call was recorded.

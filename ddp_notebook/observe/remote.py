@@ -1,4 +1,4 @@
-"""Calls to other ranks, remote references and distributed autograd, as questions to a recording are answered with them.
+"""RPC calls, remote references and distributed autograd: plain data that queries return.
 
 Times are nanoseconds of the notebook's monotonic clock, as in `views`.
 """
@@ -10,44 +10,44 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteCall:
-    """One call to another rank, or the fetch of a remote reference's value."""
+    """One call to another rank, or one fetch of a remote reference's value."""
 
-    id: int  # no other call of the session has it
-    cell: int  # of the caller
+    id: int  # unique in the session
+    cell: int  # cell of the caller
     kind: str  # "rpc_sync", "rpc_async", "remote", "to_here"
-    src: int  # the rank that calls
-    dst: int  # the rank that runs it; -1: not known
-    function: str  # as the cell calls it, through a reference's proxy too
+    src: int  # the calling rank
+    dst: int  # the executing rank; -1: unknown
+    function: str  # name in the cell, even if called through a proxy of a reference
     site: str  # "cell line 7"
-    parent: int | None  # the call that it was made in
-    nbytes: int | None  # of the function and its arguments as they are sent
-    nbytes_back: int | None  # of the tensors in the result
+    parent: int | None  # the enclosing call
+    nbytes: int | None  # size of the function and its arguments in the message
+    nbytes_back: int | None  # size of the tensors in the result
     sent_ns: int
-    begun_ns: int | None  # None, as `ended_ns`: an operator or TorchScript, of which only the caller tells
-    ended_ns: int | None  # its function has returned; None with `begun_ns`: it runs
-    done_ns: int | None  # its answer is there: later than `ended_ns` where the function is one of `async_execution`
-    returned_ns: int | None  # the caller has the answer; None: it is open, as far as is known
-    error: str  # a line; "" if it went well
-    reference: int | None  # that `remote` has made, or whose value is fetched
+    begun_ns: int | None  # None, like `ended_ns`, for operators and TorchScript, which only the caller reports
+    ended_ns: int | None  # end of the function; None with `begun_ns`: it is running
+    done_ns: int | None  # time when the answer exists; later than `ended_ns` for functions with `async_execution`
+    returned_ns: int | None  # arrival of the answer at the caller; None: the call is open, as far as is known
+    error: str  # one line; "" without an error
+    reference: int | None  # created by `remote`, or the one whose value is fetched
 
     @property
     def is_open(self) -> bool:
-        """Whether its answer has not come, as far as is known."""
+        """Return whether its answer has not arrived, as far as is known."""
         return self.returned_ns is None
 
     @property
     def queued_ns(self) -> int | None:
-        """From the caller until a thread of the callee has begun: the way, and the wait for a free thread."""
+        """Return the time from the call to the start on the callee: the transfer, and the wait for a free thread."""
         return None if self.begun_ns is None else max(0, self.begun_ns - self.sent_ns)
 
     @property
     def running_ns(self) -> int | None:
-        """How long its function ran."""
+        """Return the run time of its function."""
         return None if self.begun_ns is None or self.ended_ns is None else self.ended_ns - self.begun_ns
 
     @property
     def is_matched(self) -> bool:
-        """Whether both sides have told of it."""
+        """Return whether both sides have reported it."""
         return self.begun_ns is not None
 
 
@@ -56,43 +56,43 @@ class ReferenceUser:
     """One remote reference on a rank that does not own the value."""
 
     rank: int
-    parent: int | None  # the rank that has passed it on; None: the rank has made it by `remote`
+    parent: int | None  # the rank that passed it on; None: this rank created it by `remote`
     since_ns: int
-    deleted_ns: int | None  # None: it is still there
+    deleted_ns: int | None  # None: it still exists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A value that other ranks refer to."""
+    """A value to which other ranks refer."""
 
     id: int
     owner: int  # the rank that has the value
     cell: int
-    what: str  # the type of the value, "Agent"; or what has made it, "make_box()"
+    what: str  # type of the value, "Agent"; or the call that created it, "make_box()"
     made_ns: int
-    made_by: int  # the rank that has called `remote` or `RRef`
+    made_by: int  # the rank that called `remote` or `RRef`
     users: tuple[ReferenceUser, ...]
-    deleted_ns: int | None  # nobody referred to it any more; None: somebody does
+    deleted_ns: int | None  # time when the last user was deleted; None: it has users
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePair:
-    """Tensors of a call that a backward follows: a send where they left, a recv where they came."""
+    """Tensors of a call in a backward pass: a send on the source, and a recv on the destination."""
 
     message: int
-    call: int | None  # whose arguments or result it was
+    call: int | None  # the call with these arguments or this result
     src: int
     dst: int
-    nbytes: int | None  # of the message
+    nbytes: int | None  # size of the message
     forward_ns: int
-    backward_ns: int | None  # the gradients have passed, from `dst` to `src`; None: they have not
+    backward_ns: int | None  # time when the gradients were sent, from `dst` to `src`; None: they were not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep:
-    """A step of a distributed optimizer."""
+    """One step of a distributed optimizer."""
 
-    rank: int  # that has asked for it
+    rank: int  # the rank that requested it
     name: str
     began_ns: int
     ended_ns: int
@@ -103,11 +103,11 @@ class AutogradContext:
     """One `with dist_autograd.context()`."""
 
     id: int
-    rank: int  # that has opened it
+    rank: int  # the rank that opened it
     cell: int
     began_ns: int
     ended_ns: int | None  # None: it is still open
     backward_began_ns: int | None
     backward_ended_ns: int | None
-    pairs: tuple[MessagePair, ...]  # in the order of the forward
+    pairs: tuple[MessagePair, ...]  # in the order of the forward pass
     steps: tuple[OptimizerStep, ...]

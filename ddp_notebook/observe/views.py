@@ -1,7 +1,7 @@
-"""The plain data that questions to a recording are answered with.
+"""Plain data that queries of a recording return.
 
-All times are nanoseconds of the notebook's monotonic clock: those of the ranks have been corrected by the offset of
-their clocks, which may be off by `Recording.clock_error_ns(rank)`. Durations are nanoseconds too.
+All times are nanoseconds of the notebook's monotonic clock. Times of ranks are corrected by their clock offsets, with
+an error up to `Recording.clock_error_ns(rank)`. Durations are nanoseconds, too.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ddp_notebook.records.names import readable
 from ddp_notebook.records.schema import STEP_UNITS
 from ddp_notebook.records.words import list_ranks
 
-WARM_UP = 2  # steps at the start of a cell that are not typical: lazy initialisation, and DDP orders its buckets anew
+WARM_UP = 2  # first steps of a cell, which are not typical: lazy initialisation, and DDP rebuilds its buckets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What was in the tensors of one side of a collective."""
+    """Contents of the tensors on one side of a collective."""
 
     numel: int
-    looked_at: int  # of these elements; fewer than `numel` in large tensors, evenly spread
-    low: float  # minimum, of the modulus if complex; NaN if empty
+    looked_at: int  # number of sampled elements; fewer than `numel` in large tensors, evenly spread
+    low: float  # minimum, of the absolute value if complex; NaN if empty
     high: float
     mean: float
     nans: int
@@ -43,13 +43,13 @@ class Collective:
     """One collective, send or receive on one rank."""
 
     rank: int
-    call: int  # the rank's own count
+    call: int  # call count of the rank
     op: str  # "all_reduce"
-    api: str  # what the user's code has called: "all_gather_object", "backward"
-    group: str  # "default", or how torch or the user describes it
-    group_name: str  # torch's own name for it, the same on all ranks
-    ranks: tuple[int, ...]  # of the group
-    number: int  # in its group, from 1
+    api: str  # the function that the user's code has called: "all_gather_object", "backward"
+    group: str  # "default", or the description by torch or the user
+    group_name: str  # name in torch, equal on all ranks
+    ranks: tuple[int, ...]  # members of the group
+    number: int  # sequence number in its group, from 1
     reduce_op: str
     peer: int | None  # the root, the source or the destination, as a rank of the session
     tag: int
@@ -59,18 +59,20 @@ class Collective:
     nbytes_out: int
     origin: str  # "user", "ddp", "fsdp", ...
     site: str  # "cell line 7"
-    module: str  # the model in DDP; the module in FSDP, DTensor and tensor parallel: "blocks.0", "(root)"; what a
+    # the DDP model; the module for FSDP, DTensor and tensor parallel: "blocks.0", "(root)"; contents of a pipeline
+    # message: "activations of microbatch 3 for stage 2"
+    module: str
     # message of a pipeline carries: "activations of microbatch 3 for stage 2"
     bucket: int | None
     cell: int
     step: int
     issue_ns: int
     start_ns: int
-    end_ns: int | None  # None: not known to have ended
-    blocked_ns: int  # how long its caller waited for it
+    end_ns: int | None  # None: no end is known
+    blocked_ns: int  # time that the caller was blocked
     state: str
     is_async: bool
-    left_out: bool  # its values, as those of most steps of a fast training: `%ddp_record all` keeps them
+    left_out: bool  # its values were left out, as for most steps of fast training; `%ddp_record all` keeps them
     input: Preview | None
     output: Preview | None
 
@@ -80,25 +82,27 @@ class Collective:
 
     @property
     def meaning(self) -> str:
-        """What a parallel library of torch's has called it for: "gather of parameters"; "" of the user's own calls."""
+        """Return the purpose of a call by a parallel library of torch: "gather of parameters"; "" for calls by the
+        user.
+        """
         return meaning(self.origin, self.op)
 
     @property
     def nbytes(self) -> int:
-        """The larger side: what a message size means in nccl-tests."""
+        """Return the size of the larger side, the message size as defined by nccl-tests."""
         return max(self.nbytes_in, self.nbytes_out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradient:
-    """The gradient of one parameter in one backward on one rank."""
+    """Gradient of one parameter in one backward pass on one rank."""
 
     rank: int
-    backward: int  # the rank's own count of spans
-    cell: int | None  # None: the span of that backward is not known
+    backward: int  # span count of the rank
+    cell: int | None  # None: the span of that backward pass is not known
     step: int | None
     parameter: str
-    local: Preview | None  # before it was synchronised
+    local: Preview | None  # before synchronisation
     synchronised: Preview | None
 
 
@@ -112,18 +116,18 @@ class BucketLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How DDP has put a model's parameters into buckets, from `time_ns` on."""
+    """Assignment of a DDP model's parameters to buckets, valid from `time_ns` on."""
 
     rank: int
     time_ns: int
     model: str
-    buckets: tuple[BucketLayout, ...]  # in the order of their synchronisation
-    is_rebuilt: bool  # after the first step, in the order in which gradients became ready
+    buckets: tuple[BucketLayout, ...]  # in the order of synchronisation
+    is_rebuilt: bool  # rebuilt after the first step, in the order in which gradients became ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric: what each rank has logged under one name."""
+    """One metric: the values that each rank has logged under one name."""
 
     name: str
     ranks: npt.NDArray[np.int32]  # (n,)
@@ -131,8 +135,8 @@ class Metric:
     values: npt.NDArray[np.float64]  # (n,)
     times_ns: npt.NDArray[np.int64]  # (n,)
     cells: npt.NDArray[np.uint32]  # (n,)
-    is_given: npt.NDArray[np.bool]  # (n,) whether the program gave the step, as in log(loss=..., step=...)
-    units: npt.NDArray[np.uint8]  # (n,) what the steps count, indexes of `records.STEP_UNITS`
+    is_given: npt.NDArray[np.bool]  # (n,) whether the program passed the step, as in log(loss=..., step=...)
+    units: npt.NDArray[np.uint8]  # (n,) unit of the steps, an index into `records.STEP_UNITS`
 
     def __repr__(self) -> str:
         ranks, count = np.unique(self.ranks).tolist(), len(self.values)
@@ -144,13 +148,16 @@ class Metric:
         )
 
     def of_rank(self, rank: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """The steps and values of one rank."""
+        """Return the steps and values of one rank."""
         mine = self.ranks == rank
         return self.steps[mine], self.values[mine]
 
     def unit_of(self, cell: int | None = None) -> str:
-        """What its steps count in a cell, or in all of them: "step"; "value" if values were counted; "optimizer step"
-        if each step of several optimizers counts."""
+        """Return the unit of its steps in a cell, or in all cells.
+
+        "step" is the default. "value" means that values were counted. "optimizer step" means that each step of several
+        optimizers counts.
+        """
         units = self.units if cell is None else self.units[self.cells == cell]
         return STEP_UNITS[int(units.max(initial=0))]
 
@@ -161,8 +168,11 @@ class Metric:
 
     @property
     def runs(self) -> list[list[int]]:
-        """The cells of each run, the oldest first. A run is one cell, or several whose program gave steps that go on
-        from one cell to the next. Steps that were counted begin at 0 in each cell."""
+        """Return the cells of each run, the oldest first.
+
+        A run is one cell, or several cells in which the program passed steps that continue. Counted steps start at 0 in
+        each cell.
+        """
         order = np.argsort(self.cells, kind="stable")
         cells, steps = self.cells[order], self.steps[order]
         begins = np.flatnonzero(np.diff(cells.astype(np.int64), prepend=-1))
@@ -182,14 +192,14 @@ class Metric:
 
 
 def main_metric(names: Iterable[str]) -> str:
-    """The one that looks like a loss, or else the first."""
+    """Return the first name that looks like a loss, or else the first name."""
     names = list(names)
     return next((one for one in names if "loss" in one.lower()), names[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """One collective of a group, on all its ranks: when each arrived, and how long the others waited."""
+    """One collective of a group on all its ranks: arrival times, and how long each rank waited."""
 
     group: str
     group_name: str
@@ -198,21 +208,21 @@ class Wait:
     nbytes: int
     cell: int
     origin: str
-    ranks: tuple[int, ...]  # whose calls were recorded
+    ranks: tuple[int, ...]  # ranks with recorded calls
     arrived_ns: npt.NDArray[np.int64]  # (len(ranks),)
-    waited_ns: npt.NDArray[np.int64]  # (len(ranks),) for the last one
-    transfer_ns: int  # from the arrival of the last one to the end of the slowest
-    last: int  # the rank that came last
+    waited_ns: npt.NDArray[np.int64]  # (len(ranks),) wait for the last rank
+    transfer_ns: int  # from the arrival of the last rank to the end of the slowest
+    last: int  # the rank that arrived last
 
     @property
     def spread_ns(self) -> int:
-        """From the first arrival to the last."""
+        """Return the time from the first arrival to the last."""
         return int(self.arrived_ns.max() - self.arrived_ns.min())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """The synchronisation of one bucket of gradients."""
+    """Synchronisation of one gradient bucket."""
 
     bucket: int
     nbytes: int
@@ -223,26 +233,26 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One optimizer step on one rank: what its time went into.
+    """One optimizer step on one rank, with a breakdown of its time.
 
-    Input, compute, exposed, waiting, optimizer and rest add up to its duration. `compute` is forward, backward and the
-    execution of remote calls, without what is counted elsewhere; `exposed` is communication that the rank waited for
-    while data moved; `waiting` is the time that it waited for slower ranks and for answers of remote calls.
+    Input, compute, exposed, waiting, optimizer and rest add up to the duration. `compute` is forward, backward and the
+    execution of remote calls, without time that is counted elsewhere. `exposed` is communication during which the rank
+    waited while data moved. `waiting` is the time that it waited for slower ranks and for answers of remote calls.
     """
 
     rank: int
     cell: int
-    step: int  # from 0 in its cell
+    step: int  # number in its cell, from 0
     start_ns: int
     end_ns: int
     samples: int | None
     input_ns: int
-    workers_ns: int  # part of input_ns: start and shutdown of a loader's workers
-    forward_ns: int  # as spans; contains what is exposed or waited for inside
+    workers_ns: int  # part of input_ns: start and shutdown of DataLoader workers
+    forward_ns: int  # duration of the span, including exposed and waiting time inside it
     backward_ns: int
     optimizer_ns: int
     compute_ns: int
-    communication_ns: int  # during which any collective was under way
+    communication_ns: int  # time with at least one pending collective
     overlapped_ns: int  # part of communication_ns that overlaps compute
     exposed_ns: int
     waiting_ns: int
@@ -256,13 +266,13 @@ class Step:
 
 
 def settled(steps: Sequence[Step]) -> list[Step]:
-    """The steps after the warm-up of their cells; all of them where none is later."""
+    """Return the steps after the warm-up of their cells, or all steps if there are no later ones."""
     return [step for step in steps if step.step >= WARM_UP] or list(steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What one stage of a pipeline did with one microbatch, or would do."""
+    """Work of one pipeline stage on one microbatch, measured or ideal."""
 
     rank: int
     stage: int
@@ -274,40 +284,40 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Pipeline:
-    """One `step` of a pipeline's schedule on all its ranks.
+    """One `step` of a pipeline schedule on all its ranks.
 
-    `ideal` has the same actions in the same order on each rank, each as long as the median of its stage and kind, and
-    each begun as soon as what it needs is computed: what is left of the bubble then is the schedule's.
+    `ideal` contains the same actions in the same order on each rank. Each has the median duration of its stage and
+    kind, and starts as soon as its inputs are computed. The remaining bubble is caused by the schedule.
     """
 
-    schedule: str  # "Schedule1F1B"; with its ranks, where these are not all
+    schedule: str  # "Schedule1F1B"; with its ranks, if these are not all ranks
     cell: int
-    step: int  # of the schedule, from 0 in its cell
+    step: int  # number of the schedule's step in its cell, from 0
     ranks: tuple[int, ...]
     stages: int
     microbatches: int
-    actions: tuple[Action, ...]  # measured, by their start
-    ideal: tuple[Action, ...]  # begins at 0
-    even_bubble: float  # of the order alone: each forward takes a unit of time, and each backward two
+    actions: tuple[Action, ...]  # measured, ordered by start
+    ideal: tuple[Action, ...]  # starts at 0
+    even_bubble: float  # bubble of the order alone: each forward takes one unit of time, each backward two
 
     @property
     def span_ns(self) -> int:
-        """From the start of the first action to the end of the last."""
+        """Return the time from the start of the first action to the end of the last."""
         return _span_ns(self.actions)
 
     @property
     def bubble(self) -> float:
-        """The share of the ranks' time in it that no action fills, 0 to 1."""
+        """Return the idle share of the ranks' time, 0 to 1."""
         return bubble_of(self.actions, len(self.ranks))
 
     @property
     def ideal_span_ns(self) -> int:
-        """The same of `ideal`."""
+        """Return the span of `ideal`."""
         return _span_ns(self.ideal)
 
     @property
     def ideal_bubble(self) -> float:
-        """The same of `ideal`: what the schedule leaves empty if messages take no time."""
+        """Return the idle share of `ideal`: the bubble of the schedule if messages take no time."""
         return bubble_of(self.ideal, len(self.ranks))
 
     def __repr__(self) -> str:
@@ -320,7 +330,7 @@ def _span_ns(actions: Sequence[Action]) -> int:
 
 
 def bubble_of(actions: Sequence[Action], ranks: int) -> float:
-    """The share of the time of so many ranks that no action fills, 0 to 1."""
+    """Return the idle share of the time of this number of ranks, 0 to 1."""
     whole = _span_ns(actions) * ranks
     return 1 - sum(one.end_ns - one.start_ns for one in actions) / whole if whole else 0.0
 
@@ -330,14 +340,15 @@ class Straggler:
     """A rank that the others wait for."""
 
     rank: int
-    share: float  # of the steps looked at in which it was the last, 0 to 1
-    lost_ns: int  # time per step that the others waited for it: mean over them, and over the steps in the run's mean
-    phase: str  # where it loses the time: "input", "forward", "backward", "optimizer" or "between"
-    own_ns: int  # its time in that phase, median
-    theirs_ns: int  # the others' time in it, median
-    factor: float  # of these two
-    steps: int  # that were looked at
-    evidence: str  # a sentence
+    share: float  # share of the inspected steps in which it was the last, 0 to 1
+    # time per step that the others waited for it: mean over these ranks and over the steps in the run's mean
+    lost_ns: int
+    phase: str  # phase in which it loses the time: "input", "forward", "backward", "optimizer" or "between"
+    own_ns: int  # its median time in that phase
+    theirs_ns: int  # median time of the others in that phase
+    factor: float  # ratio of the two medians
+    steps: int  # number of inspected steps
+    evidence: str  # one sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,5 +361,5 @@ class Bandwidth:
     nbytes: int
     count: int
     transfer_ns: int  # median
-    algorithm_gb_s: float  # 1e9 bytes: size / time
-    bus_gb_s: float  # corrected by the operation's factor, so that it compares with the hardware's
+    algorithm_gb_s: float  # size / time, in 1e9 bytes per second
+    bus_gb_s: float  # multiplied by the operation's factor, to be comparable with the hardware bandwidth

@@ -1,4 +1,4 @@
-"""One file written whole: it is there once all of it is written, and never half of it."""
+"""Write a file atomically: it appears when it is complete."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ddp_notebook.records import shortages
 
 
 def in_a_folder(path: str | os.PathLike[str]) -> Path:
-    """The path of a file to write, `~` expanded.
+    """Check the path of a file to write, and return it with `~` expanded.
 
     Raises:
-        UsageError: the folder is not there, or no file can have this name.
+        UsageError: the folder does not exist, or the file name is invalid.
     """
     if not isinstance(given := os.fspath(path) if isinstance(path, os.PathLike) else path, str):
         raise UsageError(f"a file is named by text or a path, got {path!r:.60}")
@@ -29,15 +29,16 @@ def in_a_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write beside the path, then rename: a file that is there is replaced at once, or stays as it was.
+    """Write to a temporary file next to the path, then rename it. An existing file is replaced atomically, or not
+    changed.
 
     Args:
-        path: in a folder that is there.
+        path: path in an existing folder.
         write: called once with the open file.
 
     Raises:
         CannotWriteError: the file cannot be written. No part of it is left.
-        whatever else `write` raises.
+        Exception: any other error of `write`.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -45,18 +46,18 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
             write(file)
         part.replace(path)
     except OSError as error:
-        raise cannot_write(path, error) from error  # made before the part is removed, while the disk is still full
+        raise cannot_write(path, error) from error  # create the error first, while the disk is still full
     finally:
         part.unlink(missing_ok=True)
 
 
 def cannot_write(path: Path, error: OSError, advice: str = "name another folder") -> CannotWriteError:
-    """Return the error for a file that cannot be written on the notebook's machine, in one sentence.
+    """Return the error for a file that cannot be written on the notebook's machine, as one sentence.
 
     Args:
-        path: of the file.
-        error: raised by the system.
-        advice: what helps.
+        path: path of the file.
+        error: error of the system.
+        advice: a remedy.
 
     Example:
         >>> str(cannot_write(Path("/mnt/run.json"), OSError(30, "Read-only file system")))

@@ -19,17 +19,17 @@ from ddp_notebook.records.words import name_ranks
 if TYPE_CHECKING:
     from ddp_notebook.observe.tables.recorded import RecordedTables
 
-_AT_ONCE = 4096  # rows that are made into objects together
+_AT_ONCE = 4096  # rows that are converted to objects at a time
 _OPS_SHOWN = 4
 
 
 class Collectives(Sequence[Collective]):
-    """The collectives, sends and receives of all ranks, or those that were asked for, as they were when asked for.
+    """Snapshot of the collectives, sends and receives that a query has selected.
 
-    Objects are made when they are asked for. `rows` holds the same as a structured array; times are the notebook's.
+    Items are created on access. `rows` has the same data as a structured array, with times of the notebook's clock.
 
     Args:
-        recording: whose they are.
+        recording: the recording with these rows.
         rows: (n,) of `records.CALL`.
     """
 
@@ -72,7 +72,7 @@ class Collectives(Sequence[Collective]):
         return f"<Collectives: {len(self.rows)} calls of {ranks}: {', '.join(parts)}{note}>"
 
     def to_pandas(self) -> Any:
-        """A DataFrame, a row for each call.
+        """Return a DataFrame with a row for each call.
 
         Raises:
             MissingPackageError: pandas is not installed.

@@ -1,4 +1,4 @@
-"""Tables as DataFrames of pandas, where it is installed."""
+"""Tables as pandas DataFrames, if pandas is installed."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _CODES = {
 
 
 def to_pandas(recording: RecordedTables, table: str, rows: Rows) -> Any:
-    """Rows as a DataFrame: texts and codes in words, times in nanoseconds of the notebook's clock, -1 where unknown.
+    """Return rows as a DataFrame: codes as text, times in nanoseconds of the notebook's clock, -1 if unknown.
 
-    A group is two columns: `group`, its title, and `group_name`, torch's own name. `label` is the cell as its reader
-    knows it, "In [6]".
+    A group has two columns: `group`, its title, and `group_name`, its name in torch. `label` is the prompt of the cell,
+    "In [6]".
 
     Raises:
         MissingPackageError: pandas is not installed.
@@ -75,7 +75,9 @@ def to_pandas(recording: RecordedTables, table: str, rows: Rows) -> Any:
 
 
 def of_steps(recording: RecordedTables) -> Any:
-    """All optimizer steps as a DataFrame: times in nanoseconds, and whether `ms_per_step` of their run counts them."""
+    """Return all optimizer steps as a DataFrame: times in nanoseconds, and whether `ms_per_step` of their run includes
+    them.
+    """
     found = measure(recording)
     in_mean = np.zeros(len(found), bool)
     for cell in np.unique(found.cell).tolist():
@@ -96,7 +98,7 @@ def of_steps(recording: RecordedTables) -> Any:
 
 
 def of_runs(recording: RecordedTables) -> Any:
-    """All training runs as a DataFrame, with the numbers that every display shows."""
+    """Return all training runs as a DataFrame, with the numbers that every display shows."""
     rows = [
         {
             "cell": run.cell,

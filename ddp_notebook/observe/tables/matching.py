@@ -1,8 +1,8 @@
-"""The same collective on all its ranks, and the two ends of each message: when each rank came and how long it waited.
+"""Match calls of different ranks: a collective on all its ranks, and the two ends of each message.
 
-A collective is identified by its cell, group and number in the group, a message by its two ends, its tag and its
-number among those. A rank arrives when it issues the call, or when its device comes to it. It waits from then on until
-the last one has arrived, but not longer than its own call lasts.
+A collective is identified by its cell, its group and its sequence number in the group. A message is identified by its
+two ends, its tag and its sequence number. A rank arrives when it issues the call, or when its device reaches the call.
+It waits from then until the last rank has arrived, but not longer than its own call lasts.
 """
 
 from __future__ import annotations
@@ -20,66 +20,66 @@ from ddp_notebook.records.schema import SPANS, Rows
 
 Times = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int64]
-_MOST = 1 << 63  # numbers that fit
+_MOST = 1 << 63  # larger numbers do not fit
 
 
 class RowSource(Protocol):
-    """Where rows are read from: a recording, or part of one. Times are of the notebook's clock."""
+    """Source of rows: a recording, or part of one. Times are on the notebook's clock."""
 
     @property
     def world_size(self) -> int: ...
 
     @property
     def hosts(self) -> Sequence[str]:
-        """By rank, the machine that each is on; (): all are on one."""
+        """Machine of each rank; (): all ranks are on the same machine."""
 
     @property
     def baseline(self) -> Mapping[str, Any] | None:
-        """What one rank alone reached: `samples_per_s` and `step_ns`."""
+        """Result of one rank alone: `samples_per_s` and `step_ns`."""
 
     @property
     def prompts(self) -> Mapping[int, str]:
-        """Prompts by cell, known before the row of the cell comes. The row comes at the end of the cell."""
+        """Prompts by cell. They are known before the row of the cell, which arrives at its end."""
 
     def rows(self, table: str) -> Rows: ...
 
     def text(self, number: int) -> str: ...
 
     def group_of(self, number: int) -> Mapping[str, Any]:
-        """`name`, `title` and `ranks` of a group."""
+        """Return `name`, `title` and `ranks` of a group."""
 
     def clock_error_ns(self, rank: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """Calls of several ranks that belong together: n calls in m collectives, in the order of the last arrivals.
+    """Matching calls of several ranks: n calls in m collectives, in the order of the last arrivals.
 
-    The calls of collective i are `first[i]` to `first[i + 1]`, by rank.
+    The calls of collective i are `first[i]` to `first[i + 1]`, ordered by rank.
     """
 
-    index: Numbers  # (n,) the row in the table of calls
-    of: Numbers  # (n,) the collective
+    index: Numbers  # (n,) row in the table of calls
+    of: Numbers  # (n,) number of the collective
     arrived_ns: Times  # (n,)
     waited_ns: Times  # (n,)
     first: Numbers  # (m + 1,)
-    last: Numbers  # (m,) the row of the last one, as an index into `index`
+    last: Numbers  # (m,) row of the last arrival, as an index into `index`
     all_arrived_ns: Times  # (m,)
-    ended_ns: Times  # (m,) the latest end that is known; the last arrival where none is
+    ended_ns: Times  # (m,) latest known end; the last arrival if no end is known
 
     def __len__(self) -> int:
         return len(self.last)
 
 
 def calls_of(recording: RowSource, cell: int | None = None) -> Rows:
-    """The calls of a cell, or all."""
+    """Return the calls of a cell, or all calls."""
     calls = recording.rows("call")
     chosen = calls["cell"] == cell if cell is not None else np.ones(len(calls), bool)
     return calls if chosen.all() else select(calls, chosen)
 
 
 def prompt_of(recording: RowSource, cell: int) -> str:
-    """Return the prompt of a cell, such as "In [8]"; empty where it has none, or none is known yet."""
+    """Return the prompt of a cell, such as "In [8]"; "" if it has none or none is known yet."""
     if prompt := recording.prompts.get(cell):
         return prompt
     spans = recording.rows("span")
@@ -88,8 +88,9 @@ def prompt_of(recording: RowSource, cell: int) -> str:
 
 
 def label_of(recording: RowSource, cell: int) -> str:
-    """Return the name of a cell for its reader: its prompt, "In [8]", or "cell 3" where it has none. Two cells have the
-    same prompt where the notebook's kernel was restarted between them: "In [8] (cell 3)".
+    """Return the displayed name of a cell: its prompt, "In [8]", or "cell 3" if it has none.
+
+    If the notebook's kernel was restarted, two cells may have the same prompt: "In [8] (cell 3)".
 
     Example:
         >>> from ddp_notebook.widgets import simulate
@@ -110,23 +111,25 @@ def numbers_of(recording: RowSource, cells: Iterable[int]) -> list[str]:
 
 
 def in_cell(recording: RowSource, cell: int | None) -> str:
-    """Return " in In [8]", for the end of a sentence; empty for all cells."""
+    """Return " in In [8]", for the end of a sentence; "" for all cells."""
     return "" if cell is None else f" in {label_of(recording, cell)}"
 
 
 def is_message(recording: RowSource, calls: Rows) -> npt.NDArray[np.bool_]:
-    """(n,) which calls are sends and receives."""
+    """Return a mask (n,) of the sends and receives."""
     ops = [number for number in np.unique(calls["op"]) if recording.text(int(number)) in POINT_TO_POINT]
     return np.isin(calls["op"], ops)
 
 
 def arrivals(calls: Rows) -> Times:
-    """(n,) when each rank came to its call; on a GPU when the device did, since the host runs ahead."""
+    """Return the arrival time (n,) of each rank at its call. On a GPU it is that of the device, since the host runs
+    ahead.
+    """
     return np.maximum(calls["issue_ns"], calls["start_ns"])
 
 
 def match_collectives(recording: RowSource, calls: Rows) -> Matched:
-    """Collectives that at least two ranks have recorded.
+    """Match collectives that at least two ranks have recorded.
 
     Args:
         calls: (n,) rows of `records.CALL`.
@@ -138,7 +141,7 @@ def match_collectives(recording: RowSource, calls: Rows) -> Matched:
 
 
 def match_messages(recording: RowSource, calls: Rows) -> Matched:
-    """Sends together with their receives. A receive from any rank is left out: its source is not known.
+    """Match sends with their receives. A receive from any rank is left out, because its source is unknown.
 
     Args:
         calls: (n,) rows of `records.CALL`.
@@ -154,7 +157,7 @@ def match_messages(recording: RowSource, calls: Rows) -> Matched:
 
 
 def _codes(numbers: Rows, text: Any, codes: dict[str, int] | None = None) -> Numbers:
-    """(n,) a code for each text: equal texts have equal codes, in every call with the same `codes`."""
+    """Return a code (n,) for each text. Equal texts have equal codes, in all calls with the same `codes`."""
     codes = {} if codes is None else codes
     unique, back = np.unique(numbers, return_inverse=True)
     found = [codes.setdefault(text(int(number)), len(codes)) for number in unique]
@@ -167,7 +170,7 @@ def _match(
     if len(rows) < 2:
         return _nothing()
     rank, arrived, ends = rows["rank"].astype(np.int64), arrivals(rows), rows["end_ns"]
-    # The k-th of a rank with the same key belongs to the k-th of the others: numbers begin anew with a group.
+    # The k-th call of a rank with a key matches the k-th of the others, because numbers start again with a new group.
     keys = (_packed(keys),)
     order = np.lexsort((rows["issue_ns"], rank, *keys))
     same_rank = _runs((*keys, rank), order)
@@ -185,7 +188,7 @@ def _match(
     _, of, counts = np.unique(of, return_inverse=True, return_counts=True)
     first = np.concatenate(([0], np.cumsum(counts)))
 
-    # In the order of the last arrivals, which is that of time.
+    # Order by last arrival, which is the order of time.
     all_arrived = np.maximum.reduceat(arrived[order], first[:-1])
     place = np.argsort(np.argsort(all_arrived, kind="stable"), kind="stable")
     again = np.argsort(place[of], kind="stable")
@@ -228,8 +231,9 @@ def _nothing() -> Matched:
 
 
 def _packed(keys: tuple[npt.NDArray[Any], ...]) -> Numbers:
-    """(n,) one number for the keys of each row. The numbers have the order of the keys, of which the last one counts
-    most, as in `np.lexsort`. Sorting by one number takes less time than sorting by several keys.
+    """Return one number (n,) for the keys of each row, with the order of the keys.
+
+    As in `np.lexsort`, the last key counts most. Sorting by one number is faster than sorting by several keys.
 
     Args:
         keys: (n,) each, at least one row.
@@ -239,7 +243,7 @@ def _packed(keys: tuple[npt.NDArray[Any], ...]) -> Numbers:
         [1, 6, 5]
     """
     packed = np.zeros(len(keys[0]), np.int64)
-    limit = 1  # all numbers are below it
+    limit = 1  # all numbers are below this limit
     for key in keys:
         low, high = int(key.min()), int(key.max())
         if limit * (high - low + 1) >= _MOST:
@@ -252,7 +256,7 @@ def _packed(keys: tuple[npt.NDArray[Any], ...]) -> Numbers:
 
 
 def _runs(keys: tuple[npt.NDArray[Any], ...], order: Numbers) -> Numbers:
-    """(n,) in this order: where each row's run of rows with the same keys begins."""
+    """Return (n,) in this order, for each row, the start of its run of rows with equal keys."""
     is_new = np.zeros(len(order), bool)
     is_new[:1] = True
     for key in keys:

@@ -1,4 +1,4 @@
-"""Codes, texts and rows of a recording's tables as the objects that they stand for."""
+"""Convert codes, texts and rows of a recording's tables to objects."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from ddp_notebook.records.schema import first_values
 def preview_of(row: np.void, text: Callable[[int], str]) -> Preview:
     """Return a row of `records.VALUE` as an object.
 
-    Args:
-        row: of the table.
-        text: returns a text by its number.
+    row: row of the table.
     """
     return Preview(
         numel=int(row["numel"]),
@@ -46,5 +44,5 @@ def group_of(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
         return {"name": str(found["name"]), "title": str(found["title"]), "ranks": [int(one) for one in found["ranks"]]}
-    except (ValueError, TypeError, KeyError):  # a text that was lost, or one of too many
+    except (ValueError, TypeError, KeyError):  # a text was lost, or there were too many texts
         return {"name": text, "title": text, "ranks": []}

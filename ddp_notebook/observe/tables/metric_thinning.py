@@ -1,4 +1,4 @@
-"""Metrics that a full table gives up: fewer values of each curve instead of its end only."""
+"""Metrics that were dropped from a full table: keep some values of each curve."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Indexes = npt.NDArray[np.int64]
 
 
 class Earlier:
-    """Rows of `metric` that the table has given up, with their indexes there. One thread adds, any number read.
+    """Rows that were dropped from the `metric` table, with their indexes. One thread adds rows, any number read them.
 
     Args:
-        dtype: of a row.
-        most: rows from which they are thinned to about half.
+        dtype: type of a row.
+        most: number of rows above which they are thinned to about half.
     """
 
     def __init__(self, dtype: np.dtype[np.void], most: int = MOST) -> None:
@@ -29,14 +29,14 @@ class Earlier:
         self._most = most
         self._parts: deque[tuple[Rows, Indexes]] = deque()
         self._count = 0
-        self._width = 1  # each range of so many indexes keeps its extremes
+        self._width = 1  # indexes per range; each range keeps its extremes
         self._lock = threading.Lock()
 
     def add(self, rows: Rows, first: int) -> None:
-        """Take in rows.
+        """Add rows.
 
         Args:
-            first: index of the first one.
+            first: index of the first row.
         """
         part = rows, np.arange(first, first + len(rows), dtype=np.int64)
         with self._lock:
@@ -48,13 +48,13 @@ class Earlier:
                 while len(kept) > self._most // 2 and self._width < _WIDEST:
                     self._width *= 2
                     kept = thinned(whole, indexes // self._width)
-                kept = kept[-self._most :]  # more curves than rows
+                kept = kept[-self._most :]  # there are more curves than rows
                 self._parts.clear()
                 self._parts.append((whole[kept], indexes[kept]))
                 self._count = len(kept)
 
     def before(self, index: int) -> tuple[Rows, Indexes]:
-        """The rows with lower indexes than this one, as copies, and their indexes."""
+        """Return copies of the rows with lower indexes than this one, and their indexes."""
         with self._lock:
             rows, indexes = self._joined()
         end = int(np.searchsorted(indexes, index))
@@ -67,15 +67,17 @@ class Earlier:
 
 
 def thinned(rows: Rows, ranges: Indexes) -> Indexes:
-    """Choose the rows that show the course of each curve: in each range the least and the greatest value, and the first
-    one that is no number; of each curve the first row.
+    """Select rows that show the course of each curve.
+
+    In each range these are the least and the greatest value, and the first NaN. The first row of each curve is kept,
+    too.
 
     Args:
-        rows: (n,) of `metric`, in the order in which they came.
+        rows: (n,) of `metric`, in the order of arrival.
         ranges: (n,) number of each row's range, ascending.
 
     Returns:
-        Their indexes, in order.
+        Indexes of the selected rows, in order.
 
     Example:
         >>> rows = np.zeros(8, [("rank", "<i4"), ("name", "<u4"), ("cell", "<u4"), ("value", "<f8")])

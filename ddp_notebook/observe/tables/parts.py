@@ -15,14 +15,14 @@ class Bounded(RowSource, Protocol):
 
     @property
     def dropped(self) -> Mapping[int, int]:
-        """Rows that were lost on their way here, by rank."""
+        """Number of rows that were dropped on the way to the notebook, by rank."""
 
 
 class RecordingPart:
     """A recording with fewer rows: a subclass overrides `rows`.
 
     Args:
-        recording: the whole of it.
+        recording: the complete recording.
     """
 
     def __init__(self, recording: RowSource) -> None:
@@ -46,13 +46,13 @@ class RecordingPart:
 
 
 class CellPart(RecordingPart):
-    """One cell of a recording, as it is now. Tables without cells are whole.
+    """One cell of a recording, as it is now. Tables without cells are complete.
 
     Each table is read once, because each read copies its rows.
 
     Args:
-        recording: the whole of it.
-        cell: the number of the cell.
+        recording: the complete recording.
+        cell: number of the cell.
     """
 
     def __init__(self, recording: Bounded, cell: int) -> None:
@@ -65,7 +65,8 @@ class CellPart(RecordingPart):
         found = self._tables.get(table)
         if found is None:
             found = super().rows(table)
-            if "cell" in (TABLES[table].names or ()) and table != "rpc":  # its other side may be of another cell
+            # the other side of a call may belong to another cell
+            if "cell" in (TABLES[table].names or ()) and table != "rpc":
                 own = found["cell"] == self._cell
                 found = found if own.all() else select(found, own)
             self._tables[table] = found

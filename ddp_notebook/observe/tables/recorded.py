@@ -1,4 +1,4 @@
-"""The tables of a recording: rows with times of the notebook's clock, and what their numbers mean."""
+"""Tables of a recording: rows with times of the notebook's clock, and the meaning of their numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COLUMNS = {
 
 
 class MetricTable(Mapping[str, Metric]):
-    """The metrics of some rows, in the order in which their names came first.
+    """Metrics of some rows, in the order of the first row with each name.
 
     Args:
         rows: (n,) of `records.METRIC`.
@@ -52,7 +52,7 @@ class MetricTable(Mapping[str, Metric]):
         numbers = self._rows["name"].astype(np.int64)
         begins = np.flatnonzero(np.diff(numbers, prepend=-1)) if len(rows) else np.zeros(0, np.int64)
         ends = np.append(begins[1:], len(rows))
-        by_time = np.argsort(order[begins])  # a stable sort leaves the first row of each name in front
+        by_time = np.argsort(order[begins])  # a stable sort keeps the first row of each name in front
         self._begins, self._ends = begins[by_time], ends[: len(begins)][by_time]
         self._places = {name: place for place, name in enumerate(texts(numbers[self._begins]))}
 
@@ -76,37 +76,37 @@ class MetricTable(Mapping[str, Metric]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormerClock:
-    """The clock that a rank had until its process was replaced by one on another host."""
+    """The former clock of a rank whose new process is on another host."""
 
     rank: int
-    ends: Mapping[str, int]  # by table: the index of the first row of its next clock
+    ends: Mapping[str, int]  # by table: index of the first row with the next clock
     clock: Clock
 
 
 class RecordedTables:
-    """What the ranks have recorded, as tables in bounded memory: the oldest rows go first.
+    """Everything that the ranks have recorded, as tables in bounded memory: the oldest rows are dropped first.
 
-    `Recording` adds the questions, figures and files of users. What is below it, the monitor among it, takes this.
+    `Recording` adds queries, figures and files for users. Modules below it, including the monitor, use this class.
 
     Args:
-        world_size: how many ranks there are.
-        capacity: rows that are kept, by table of `records.TABLES`; 200 MB in all where nothing is said.
+        world_size: number of ranks.
+        capacity: number of kept rows, by table of `records.TABLES`; by default 200 MB in total.
         clock: offsets of the ranks' clocks.
     """
 
     def __init__(
         self, world_size: int, *, capacity: Mapping[str, int] | None = None, clock: Clock | None = None
     ) -> None:
-        self.world_size = world_size  # the number of ranks includes those that have left
-        self.present = world_size  # ranks that have not left
-        self.hosts: tuple[str, ...] = ()  # by rank: where each is, or was last; (): all on one machine, or not known
+        self.world_size = world_size  # includes removed ranks
+        self.present = world_size  # number of ranks without removed ones
+        self.hosts: tuple[str, ...] = ()  # present or last machine of each rank; (): one machine, or unknown
         self.clock = clock or Clock()
-        self.former: list[FormerClock] = []  # of ranks that went to other hosts, in the order in which they did
-        self.baseline: Mapping[str, Any] | None = None  # what one rank alone reached, once that was measured
-        self.aside: set[int] = set()  # cells whose rows are not shown any more
-        self.listeners: list[Callable[[Batch], None]] = []  # called with each batch that came in, in the feeding thread
-        self.catch_up: Callable[[], None] | None = None  # brings in what ranks have recorded and not sent yet
-        self._asks_nobody = 0  # blocks of `as_it_is` that run
+        self.former: list[FormerClock] = []  # clocks of ranks that moved to other hosts, in the order of the moves
+        self.baseline: Mapping[str, Any] | None = None  # measured result of one rank alone
+        self.aside: set[int] = set()  # cells whose rows are hidden
+        self.listeners: list[Callable[[Batch], None]] = []  # called with each new batch, in the feeding thread
+        self.catch_up: Callable[[], None] | None = None  # requests rows that ranks have recorded and not sent yet
+        self._asks_nobody = 0  # number of active `_as_it_is` blocks
         self.store = Store(capacity)
         self.prompts = self.store.prompts
         self._groups: dict[int, dict[str, Any]] = {}
@@ -119,32 +119,32 @@ class RecordedTables:
             parts.append(f"{dropped} rows lost")
         return f"<Recording of {self.world_size} rank{'s' * (self.world_size != 1)}: {', '.join(parts)}>"
 
-    # ---- what comes in
+    # ---- input
 
     def feed(self, batch: Batch) -> None:
-        """Take in what a rank has sent. Only one thread may do so."""
+        """Add a batch of a rank. Only one thread may call it."""
         self.store.feed(batch)
         for listener in self.listeners:
             listener(batch)
 
     def _feed_dropped(self, batch: Batch) -> None:
-        """Take in what is left of a batch whose rows had to be dropped: its texts, and how many rows those were."""
+        """Add the remains of a batch that was dropped: its texts, and the number of its rows."""
         self.store.learn(batch)
 
     def _part_from_clock(self, rank: int) -> None:
-        """The rank has another clock from now on. The rows that are there keep the one that they have."""
+        """Start a new clock for a rank. Existing rows keep the former clock."""
         ends = {table: ring.end for table, ring in self.store.rings.items()}
         self.former.append(FormerClock(rank=rank, ends=ends, clock=self.clock.part(rank)))
 
     def _set_aside(self, cell: int) -> None:
-        """Show no rows of a cell any more: it ran for a comparison only."""
+        """Hide the rows of a cell that ran for a comparison only."""
         self.aside.add(cell)
 
     # ---- rows
 
     @contextmanager
     def _as_it_is(self) -> Iterator[None]:
-        """Ask no rank for rows in the block: those that have come are all."""
+        """Request no rows from ranks in the block: use the received ones only."""
         self._asks_nobody += 1
         try:
             yield
@@ -152,26 +152,25 @@ class RecordedTables:
             self._asks_nobody -= 1
 
     def rows(self, table: str, since: int = 0) -> Rows:
-        """A copy of a table's rows, times on the notebook's clock. Ranks come as their batches came. Of metrics that
-        are more than the table holds the earlier ones are thinned.
+        """Return a copy of a table's rows, with times on the notebook's clock.
 
-        Args:
-            table: of `records.TABLES`.
-            since: index of the first row; rows that are not kept any more are left out.
+        The order is that of the received batches. If metrics exceed the capacity of the table, the earlier ones are
+        thinned.
 
-        Raises:
-            UsageError: there is no such table.
+        table: name of a table in `records.TABLES`.
+
+        UsageError: the table does not exist.
         """
-        catch_up = self.catch_up  # read once: the end of a session takes it away
+        catch_up = self.catch_up  # read once, because the end of the session resets it
         if catch_up is not None and not self._asks_nobody:
             catch_up()
         return self._metrics_until() if table == "metric" and not since else self.follow(table, since)[0]
 
     def _metrics_until(self, end: int | None = None) -> Rows:
-        """Return a copy of the rows of `metric`, the thinned ones in front.
+        """Return a copy of the rows of `metric`, with the thinned ones first.
 
         Args:
-            end: the index after the last row; None: all that are there.
+            end: index after the last row; None: all rows.
         """
         rows, ring_end, _ = self.store.rings["metric"].since(0)
         first = ring_end - len(rows)
@@ -185,15 +184,15 @@ class RecordedTables:
         return rows[~np.isin(rows["cell"], list(self.aside))] if self.aside else rows
 
     def follow(self, table: str, index: int, most: int | None = None) -> tuple[Rows, int, int]:
-        """What a reader has not seen yet: `(rows, the index to ask from next, rows that were lost to it)`.
+        """Return `(new rows for a reader, index for its next call, number of rows that it lost)`.
 
         Args:
-            table: of `records.TABLES`.
-            index: where the reader is, from 0.
-            most: rows; None: all.
+            table: name of a table in `records.TABLES`.
+            index: position of the reader, from 0.
+            most: limit of rows; None: all.
 
         Raises:
-            UsageError: there is no such table.
+            UsageError: the table does not exist.
         """
         if table not in TABLES:
             raise UsageError(f"unknown table {table!r}; the tables are {', '.join(TABLES)}")
@@ -206,12 +205,12 @@ class RecordedTables:
         return rows, end, lost
 
     def _correct(self, table: str, rows: Rows, place: Callable[[int], int]) -> None:
-        """Put times onto the notebook's clock, in place.
+        """Convert times to the notebook's clock, in place.
 
         Args:
-            place: the position here of the row with an index; of an earlier one at most 0.
+            place: returns the position in `rows` of the row with an index; at most 0 for an earlier row.
         """
-        begins: dict[int, int] = {}  # by rank: where the rows of its next clock begin
+        begins: dict[int, int] = {}  # by rank: position of the first row with its next clock
         for former in self.former:
             until = max(0, place(former.ends[table]))
             self._shift(table, rows, former.rank, former.clock, slice(begins.get(former.rank, 0), until))
@@ -227,57 +226,59 @@ class RecordedTables:
 
     @property
     def metrics(self) -> MetricTable:
-        """What was logged, by name, in the order in which the names came first."""
+        """Logged values by name, in the order of the first value."""
         return self.metrics_of(None)
 
     def metrics_of(self, cell: int | None) -> MetricTable:
-        """Return what was logged in one cell, by name; None: in all cells."""
+        """Return the values that were logged in one cell, by name; None: in all cells."""
         rows = self.rows("metric")
         return MetricTable(rows if cell is None else rows[rows["cell"] == cell], self.store.texts.of)
 
     @property
     def dropped(self) -> dict[int, int]:
-        """Rows that were dropped since the notebook could not keep up, by rank."""
+        """Number of rows that were dropped because the notebook could not keep up, by rank."""
         return {rank: count for rank, count in sorted(self.store.dropped.items()) if count}
 
     @property
     def left_out(self) -> int:
-        """Calls of all ranks whose values were left out, since a training was fast; `%ddp_record all` keeps them."""
+        """Number of calls whose values were left out because training was fast. `%ddp_record all` keeps them."""
         return self.store.left_out
 
-    # ---- what a column's numbers mean
+    # ---- meaning of numbers
 
     def text(self, number: int) -> str:
-        """The text that a column of type `records.TEXT` means."""
+        """Return the text for a number in a column of type `records.TEXT`."""
         return self.store.texts[number]
 
     def group_of(self, number: int) -> dict[str, Any]:
-        """The group that a text means: "name", "title" and "ranks"."""
+        """Return the group that a text describes: "name", "title" and "ranks"."""
         found = self._groups.get(number)
         if found is None:
             found = self._groups[number] = group_of(self.text(number))
         return found
 
     def _shapes_of(self, number: int) -> tuple[tuple[int, ...], ...]:
-        """The shapes that a text means."""
+        """Return the shapes that a text describes."""
         return shapes_of(self.store.texts.parsed(number))
 
     def clock_error_ns(self, rank: int) -> int:
-        """By how much the times of a rank may be off; 0 where nothing is known, as in files without a notebook."""
+        """Return the largest error of a rank's times; 0 if unknown, as in files without a notebook."""
         return self.clock.error_ns(rank) or 0
 
     # ---- values of tensors
 
     def _preview(self, rank: int, call: int, side: int) -> Preview | None:
-        """What was in the tensors of a call; None where it was not recorded, or is not kept any more.
+        """Return the contents of a call's tensors; None if they were not recorded or were dropped.
 
         Args:
-            call: the rank's count of calls.
+            call: call count of the rank.
             side: index in `records.SIDES`: 0 the input, 1 the output.
         """
         row = self.store.find_values(rank, call, side)
         return None if row is None else preview_of(row, self.text)
 
     def tensor(self, rank: int, call: int, side: int) -> list[npt.NDArray[np.generic]]:
-        """The whole tensors of a call, where `--tensors full` has kept them. Arguments as those of `preview`."""
+        """Return the complete tensors of a call, if `--tensors full` has kept them. The arguments are those of
+        `_preview`.
+        """
         return self.store.whole(rank, call, side)

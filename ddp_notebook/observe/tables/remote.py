@@ -1,7 +1,7 @@
-"""Calls to other ranks, remote references and contexts of distributed autograd, out of the rows that both sides tell.
+"""Combine the rows that both sides of RPC calls report: calls, remote references, distributed autograd contexts.
 
-A call has a row of its caller and one of its callee, with the same number; of each there may be another one,
-from when it was under way. References and contexts are what their events make of them.
+The caller and the callee each report a call with the same number. Each side may send another row earlier, while the
+call is open. References and contexts are computed from their events.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CONTEXT, _PAIR, _GRADIENT, _BACKWARD, _STEP = map(
 
 
 class RemoteRowSource(Protocol):
-    """Where rows are read from: a recording. Times are of the notebook's clock."""
+    """Source of rows: a recording. Times are on the notebook's clock."""
 
     def rows(self, table: str) -> Rows: ...
 
@@ -39,7 +39,7 @@ class RemoteRowSource(Protocol):
 
 
 def calls(recording: RemoteRowSource, cell: int | None = None, rows: Rows | None = None) -> list[RemoteCall]:
-    """What `Recording.calls` returns, out of these rows of the table `rpc`; None: of all."""
+    """Return the result of `Recording.calls`, from these rows of the table `rpc`; None: from all rows."""
     rows = latest(recording.rows("rpc") if rows is None else rows)
     callees = {int(row["number"]): row for row in rows[rows["side"] == _CALLEE]}
     chosen = (rows["side"] == _CALLER) & (rows["kind"] != _TORCHS)
@@ -50,8 +50,10 @@ def calls(recording: RemoteRowSource, cell: int | None = None, rows: Rows | None
 
 
 def latest(rows: Rows) -> Rows:
-    """Of each side of a call the row of its end. One whose `end_ns` is negative has no other: it is under way. (Such a
-    row may come after that of the end, where the call has ended while another thread was about to tell of it.)"""
+    """Return for each side of a call the row of its end, or else the row of the open call, whose `end_ns` is negative.
+
+    The row of the open call may arrive after that of the end, if another thread was about to report the call.
+    """
     is_open = rows["end_ns"] < 0
     if not is_open.any():
         return rows
@@ -67,7 +69,7 @@ def _call(recording: RemoteRowSource, row: Any, callee: Any) -> RemoteCall:
     if callee is not None:
         begun, ended = _known(callee["start_ns"]), _known(callee["end_ns"])
         done = _known(callee["done_ns"]) or ended
-        error = recording.text(int(callee["error"])) or error  # of `remote` the caller is not told
+        error = recording.text(int(callee["error"])) or error  # the callers of `remote` do not get the error
     return RemoteCall(
         id=int(row["number"]),
         cell=int(row["cell"]),
@@ -97,11 +99,11 @@ def _known(number: Any) -> int | None:
 
 
 def references(recording: RemoteRowSource, cell: int | None = None) -> list[Reference]:
-    """What `Recording.references` returns."""
+    """Return the result of `Recording.references`."""
     rows = recording.rows("reference")
     rows = rows[rows["time_ns"].argsort(kind="stable")]
-    let_go: dict[int, list[int]] = {}  # by rank: when it has let go all
-    events: dict[int, list[Any]] = {}  # by reference
+    let_go: dict[int, list[int]] = {}  # times at which a rank has released all references, by rank
+    events: dict[int, list[Any]] = {}  # events by reference
     for row in rows:
         if row["event"] == _LET_GO:
             let_go.setdefault(int(row["rank"]), []).append(int(row["time_ns"]))
@@ -119,13 +121,13 @@ def references(recording: RemoteRowSource, cell: int | None = None) -> list[Refe
 def _reference(
     recording: RemoteRowSource, events: list[Any], let_go: dict[int, list[int]]
 ) -> tuple[dict[str, Any], str] | None:
-    """Its fields but `what`, and its type; None if nobody has told how it was made."""
+    """Return all fields except `what`, and the type. Return None if no rank has reported the creation."""
     made = next((row for row in events if row["event"] == _MADE), None)
     if made is None:
         return None
     owner, ends = int(made["owner"]), []
     users, still_there = [], Counter(int(row["fork"]) for row in events if row["event"] in (_MADE, _TAKEN))
-    deleted = {}  # by fork: when its last handle was
+    deleted = {}  # deletion of the last handle, by fork
     for row in events:
         if row["event"] == _DELETED:
             still_there[int(row["fork"])] -= 1
@@ -162,7 +164,7 @@ def _first(times: Iterable[int], since: int) -> int | None:
 
 
 def contexts(recording: RemoteRowSource, cell: int | None = None) -> list[AutogradContext]:
-    """What `Recording.contexts` returns."""
+    """Return the result of `Recording.contexts`."""
     rows = recording.rows("context")
     events: dict[int, list[Any]] = {}
     for row in rows[rows["start_ns"].argsort(kind="stable")]:
@@ -177,7 +179,7 @@ def _context(recording: RemoteRowSource, number: int, events: list[Any]) -> Auto
         kinds.setdefault(int(row["event"]), []).append(row)
     whole, backward = (next(iter(kinds.get(kind, ())), None) for kind in (_CONTEXT, _BACKWARD))
     opened = next((one for one in (whole, backward) if one is not None), events[0])
-    passed: dict[int, int] = {}  # by message: when its gradients have
+    passed: dict[int, int] = {}  # time of the gradients, by message
     for row in kinds.get(_GRADIENT, ()):
         passed.setdefault(int(row["message"]), int(row["start_ns"]))
     return AutogradContext(

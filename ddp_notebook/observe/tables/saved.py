@@ -1,7 +1,7 @@
 """A recording as one file: a zip of NumPy arrays (`.npz`, read with `allow_pickle=False`).
 
-"head" is JSON of all that is no row; each table is a structured array, times as the ranks had them; "tensors" holds the
-bytes of whole tensors.
+"head" is JSON with everything except rows. Each table is a structured array, with times of the ranks' clocks. "tensors"
+contains the bytes of complete tensors.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ _T = TypeVar("_T", bound=RecordedTables)
 
 
 class WrongFileError(Exception):
-    """What is wrong with a file that can be read; the path goes before these words."""
+    """A readable file with wrong contents. The message follows the path."""
 
 
 def save(recorded: RecordedTables, path: str | os.PathLike[str]) -> Path:
-    """Write a recording to one file. A file that is there is replaced once the new one is whole.
+    """Write a recording to one file. An existing file is replaced when the new one is complete.
 
     Raises:
-        UsageError: the folder is not there.
+        UsageError: the folder does not exist.
     """
     path = in_a_folder(path)
-    kept = {name: ring.since(0) for name, ring in recorded.store.rings.items()}  # first: all of their texts are known
+    # first, so that all texts of these rows are known
+    kept = {name: ring.since(0) for name, ring in recorded.store.rings.items()}
     rows: dict[str, Any] = {name: part for name, (part, _, _) in kept.items()}
     first = {name: end - len(part) for name, (part, end, _) in kept.items()}
     earlier, indexes = recorded.store.earlier.before(first["metric"])
@@ -68,15 +69,15 @@ def save(recorded: RecordedTables, path: str | os.PathLike[str]) -> Path:
 
 
 def restore(arrays: Any, make: Callable[..., _T]) -> _T:
-    """The recording that `save` has written.
+    """Read the recording that `save` has written.
 
     Args:
-        arrays: of the file, by name.
-        make: the class of the recording.
+        arrays: arrays of the file, by name.
+        make: class of the recording.
 
     Raises:
-        WrongFileError: the file holds something else, or a recording of another version.
-        Exception: whatever reading a damaged file raises.
+        WrongFileError: the file has other contents, or a recording of another version.
+        Exception: any error from reading a damaged file.
     """
     if "head" not in arrays:
         raise WrongFileError(f"is not a recording: it holds {', '.join(list(arrays)[:4]) or 'nothing'}")
@@ -85,7 +86,7 @@ def restore(arrays: Any, make: Callable[..., _T]) -> _T:
         raise WrongFileError(f"is not a recording but {head['format']!r}")
     if head["version"] != VERSION:
         raise WrongFileError(f"is a recording of version {head['version']}; this is version {VERSION}")
-    # Files of before these tables were there have none. One that should have a table is damaged.
+    # Files from before these tables existed do not have them. A file that should have a table is damaged.
     own = set(head.get("tables", arrays))
     tables = {
         name: upgraded(name, np.zeros(0, dtype) if name in LATER and name not in own else arrays[name])
@@ -117,11 +118,11 @@ def restore(arrays: Any, make: Callable[..., _T]) -> _T:
 
 
 def _in_file(ends: Mapping[str, int], first: Mapping[str, int], earlier: Indexes) -> dict[str, int]:
-    """Indexes of rows by table, as a file counts them: from 0 at the first that it has.
+    """Convert indexes of rows to indexes in a file, which start at 0 with the first row of each table.
 
     Args:
         first: index of the first row of each table.
-        earlier: indexes of the metrics before.
+        earlier: indexes of the thinned metrics.
     """
     found = {table: max(0, index - first[table]) for table, index in ends.items()}
     found["metric"] += int(np.searchsorted(earlier, ends["metric"]))

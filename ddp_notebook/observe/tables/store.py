@@ -1,4 +1,4 @@
-"""The tables of a recording: batches of all ranks go in, rows with the recording's own numbers come out."""
+"""Tables of a recording: they receive batches of all ranks, and number rows and texts consistently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddp_notebook.observe.tables.text_table import TextTable, Translation
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import SPANS, TABLES, TEXTS, Rows, as_array
 
-CAPACITY = {  # rows, of all ranks together: 230 MB once all are full
+CAPACITY = {  # number of rows of all ranks together: 230 MB when all tables are full
     "call": 1 << 19,
     "value": 1 << 19,
     "span": 1 << 18,
@@ -28,38 +28,38 @@ CAPACITY = {  # rows, of all ranks together: 230 MB once all are full
     "reference": 1 << 16,
     "context": 1 << 16,
 }
-TENSOR_BYTES = 64 << 20  # of whole tensors
-_PER_PROCESS = 1_000_000  # a rank's next process counts its calls on from the next multiple
+TENSOR_BYTES = 64 << 20  # limit of complete tensors
+_PER_PROCESS = 1_000_000  # the call count of a rank's next process starts at the next multiple
 _CELL = SPANS.index("cell")
 _COUNTED = {"call": ("call", "backward"), "value": ("call",), "span": ("span", "pipeline")}
 Key = tuple[int, int, int]  # rank, call, side
 
 
 class Store:
-    """What the ranks have sent. One thread feeds, any number read.
+    """Rows that the ranks have sent. One thread feeds, any number read.
 
     Args:
-        capacity: rows that are kept, by table; those that are not named have `CAPACITY`.
+        capacity: number of kept rows, by table; default: `CAPACITY`.
     """
 
     def __init__(self, capacity: Mapping[str, int] | None = None) -> None:
         self.texts = TextTable()
-        self.prompts: dict[int, str] = {}  # for each cell that is known by one: "In [6]"
-        self.dropped: Counter[int] = Counter()  # by rank: rows that were dropped on their way here
-        self.left_out = 0  # calls whose values were not recorded, since their steps were many
+        self.prompts: dict[int, str] = {}  # prompts by cell: "In [6]"
+        self.dropped: Counter[int] = Counter()  # number of dropped rows, by rank
+        self.left_out = 0  # number of calls whose values were not recorded, because steps were fast
         self.rings = {
             name: RingBuffer(dtype, (CAPACITY | dict(capacity or {}))[name]) for name, dtype in TABLES.items()
         }
-        # One key for each row of values, at the same index: a search needs no walk over the rows.
+        # One key for each row of values, at the same index, so that a search does not read all rows.
         self.value_keys = RingBuffer(np.dtype("<u8"), self.rings["value"].capacity)
-        self.earlier = Earlier(TABLES["metric"])  # metrics that their ring has given up
+        self.earlier = Earlier(TABLES["metric"])  # metrics that were dropped from their ring buffer
         self.tensors: OrderedDict[Key, tuple[Tensor, ...]] = OrderedDict()
         self._tensor_bytes = 0
         self._tensor_lock = threading.Lock()
         self._processes: dict[tuple[int, int], _Process] = {}  # by rank and stream
 
     def feed(self, batch: Batch) -> None:
-        """Take in a batch. Its rows are copied."""
+        """Add a batch. Its rows are copied."""
         process = self.learn(batch)
         for name, rows in batch.tables.items():
             ours = rows.view(as_whole(rows.dtype)).copy().view(rows.dtype)
@@ -81,16 +81,16 @@ class Store:
             self._keep(batch.rank, process.base + tensor.call, tensor)
 
     def _learn_prompts(self, spans: Rows) -> None:
-        """Note by which prompt a reader knows each cell, also those of a kernel before this one."""
+        """Store the prompt of each cell, even of cells of an earlier kernel."""
         cells = spans[(spans["kind"] == _CELL) & (spans["name"] > 0)]
         for cell, name in cells[["cell", "name"]].tolist():
             self.prompts.setdefault(cell, self.texts[name])
 
     def _append_metrics(self, rows: Rows) -> None:
-        """Add rows of metrics. A curve that is longer than the table keeps its beginning, with fewer values."""
+        """Add rows of metrics. A curve that is longer than the table keeps its early part, with fewer values."""
         ring = self.rings["metric"]
         over = len(ring) + len(rows) - ring.capacity
-        if over > 0:  # before they go: a reader takes what is in both once
+        if over > 0:  # before the rows are dropped, so that readers see each row once
             given_up = ring.since(ring.first, min(over, len(ring)))[0]
             self.earlier.add(given_up, ring.first)
             if over > len(given_up):
@@ -98,7 +98,7 @@ class Store:
         ring.append(rows)
 
     def learn(self, batch: Batch) -> _Process:
-        """Take in the texts and the count of dropped rows: all that is left of a batch that had to be dropped."""
+        """Add the texts and the count of dropped rows. This is all that remains of a dropped batch."""
         process = self._processes.get((batch.rank, batch.stream))
         if process is None:
             process = self._processes[batch.rank, batch.stream] = self._new_process(batch.rank)
@@ -112,11 +112,12 @@ class Store:
         return _Process(self.texts, max((one.next_base() for one in before), default=0))
 
     def renumber(self, stayed: Mapping[int, int]) -> None:
-        """Processes have other ranks from now on. What they have told stays with the numbers of before; texts they do
-        not tell again. Not while a batch is fed.
+        """Renumber the ranks of processes. Earlier rows keep the old numbers.
+
+        Processes do not send their texts again. Do not call it while a batch is fed.
 
         Args:
-            stayed: the former number of each rank, by its new one.
+            stayed: former number of each remaining rank, by its new number.
         """
         for now, before in stayed.items():
             for (rank, stream), process in list(self._processes.items()):
@@ -125,13 +126,13 @@ class Store:
                     moved.translate = process.translate
 
     def find_values(self, rank: int, call: int, side: int) -> np.void | None:
-        """The row of values of one side of a call, the last one where there are several."""
+        """Return the row of values of one side of a call, the last one if there are several."""
         keys, end, _ = self.value_keys.since(0)
         found = np.flatnonzero(keys == keys_of(rank, call, side))
         return self.rings["value"].row(end - len(keys) + int(found[-1])) if len(found) else None
 
     def whole(self, rank: int, call: int, side: int) -> list[npt.NDArray[np.generic]]:
-        """The whole tensors of one side of a call that were kept."""
+        """Return the complete tensors of one side of a call."""
         return [_array(one) for one in self.tensors.get((rank, call, side), ())]
 
     def _keep(self, rank: int, call: int, tensor: Tensor) -> None:
@@ -146,7 +147,7 @@ class Store:
                 self._tensor_bytes -= sum(len(one.data) for one in oldest)
 
     def kept_tensors(self) -> list[tuple[Key, Tensor]]:
-        """Every whole tensor."""
+        """Return all complete tensors."""
         with self._tensor_lock:
             return [(key, one) for key, tensors in self.tensors.items() for one in tensors]
 
@@ -157,7 +158,7 @@ class Store:
         dropped: Mapping[int, int],
         tensors: Iterable[tuple[Key, Tensor]],
     ) -> None:
-        """Take in what another store has held, with its numbers of texts and counts of calls."""
+        """Add the contents of another store, with its numbers of texts and counts of calls."""
         self.texts = TextTable(texts)
         for name, rows in tables.items():
             self.rings[name].append(rows)
@@ -170,7 +171,7 @@ class Store:
 
     @property
     def nbytes(self) -> int:
-        """Memory that tables and tensors take."""
+        """Size of tables and tensors in bytes."""
         return sum(ring.nbytes for ring in (*self.rings.values(), self.value_keys)) + self._tensor_bytes
 
 
@@ -179,15 +180,15 @@ class _Process:
 
     def __init__(self, texts: TextTable, base: int) -> None:
         self.translate = Translation(texts)
-        self.base = base  # added to its counts, so that a rank's calls are told apart when its process was replaced
+        self.base = base  # added to its counts, so that they are unique for the rank after its process was replaced
         self._highest = 0
 
     def next_base(self) -> int:
-        """The base of the process that comes after this one."""
+        """Return the base of the next process of the rank."""
         return (self._highest // _PER_PROCESS + 1) * _PER_PROCESS
 
     def count_on(self, table: str, rows: Rows) -> None:
-        """Turn the process's counts into counts of the rank, in place."""
+        """Convert counts of the process to counts of the rank, in place."""
         for column in _COUNTED.get(table, ()):
             counts = rows[column]
             if self.base:
@@ -197,7 +198,7 @@ class _Process:
 
 
 def keys_of(rank: Any, call: Any, side: Any) -> npt.NDArray[np.uint64]:
-    """One number for a side of a call: 2 bits for the side, 44 for the rank's count, 18 for the rank."""
+    """Return one number for a side of a call: 2 bits for the side, 44 for the call count, 18 for the rank."""
     if isinstance(rank, int):
         return np.uint64(rank << 46 | call << 2 | side)  # type: ignore[return-value]
     return (rank.astype("<u8") << np.uint64(46)) | (call << np.uint64(2)) | side
@@ -206,4 +207,4 @@ def keys_of(rank: Any, call: Any, side: Any) -> npt.NDArray[np.uint64]:
 def _array(tensor: Tensor) -> npt.NDArray[np.generic]:
     flat = as_array(tensor.data, tensor.dtype)
     fits = flat.size == np.prod(tensor.shape, dtype=np.int64)
-    return flat.reshape(tensor.shape) if fits else flat  # bytes, where NumPy has no such type
+    return flat.reshape(tensor.shape) if fits else flat  # bytes, if NumPy has no such type

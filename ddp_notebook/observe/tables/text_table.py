@@ -1,4 +1,4 @@
-"""The texts of a recording by number, and what the numbers of each rank's process mean here."""
+"""Texts of a recording by number, and the mapping of the numbers that each process of a rank uses."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy.typing as npt
 from ddp_notebook.records.schema import TEXT
 
 Numbers = npt.NDArray[np.uint32]
-_MOST_BYTES = 64 << 20  # of all texts: a metric may be given a new name in each step
-_MOST_NUMBER = 1 << 22  # highest number that a rank may give to a text: its table here has so many entries
+_MOST_BYTES = 64 << 20  # limit of all texts: a program may use a new metric name in each step
+_MOST_NUMBER = 1 << 22  # highest number of a text of a rank: its mapping is a table with this number of entries
 _TOO_MANY = "(too many different texts)"
 
 
 class TextTable:
-    """Texts, each once. Numbers count from 1; 0 is the empty text.
+    """Unique texts. Numbers start at 1; 0 is the empty text.
 
     Example:
         >>> texts = TextTable()
@@ -44,31 +44,31 @@ class TextTable:
         return self._texts[number]
 
     def number(self, text: str) -> int:
-        """The number of a text, which is learnt if it is new."""
+        """Return the number of a text, and add the text if it is new."""
         number = self._numbers.get(text)
         if number is not None:
             return number
         if not text.isascii() and (legible := text.encode("utf-8", "backslashreplace").decode()) != text:
-            number = self._numbers[text] = self.number(legible)  # no file and no page takes a half of a character
+            number = self._numbers[text] = self.number(legible)  # files and pages cannot contain a lone surrogate
             return number
         if self._nbytes > _MOST_BYTES and text != _TOO_MANY:
             return self.number(_TOO_MANY)
         self._nbytes += len(text)
-        self._texts.append(text)  # before its number is known: readers are other threads
+        self._texts.append(text)  # before its number is stored, because readers are other threads
         self._numbers[text] = len(self._texts) - 1
         return len(self._texts) - 1
 
     def find(self, text: str) -> int | None:
-        """The number of a text; None where no row has had it."""
+        """Return the number of a text, or None if it is unknown."""
         return self._numbers.get(text)
 
     def of(self, numbers: npt.NDArray[Any]) -> list[str]:
-        """The texts of a column."""
+        """Return the texts of a column."""
         texts = self._texts
         return [texts[number] for number in numbers.tolist()]
 
     def parsed(self, number: int) -> Any:
-        """The value of a text that is JSON; None where it is none. It is cached: do not change it."""
+        """Return the value of a JSON text, or None if it is not JSON. The value is cached: do not change it."""
         return self._parse(number)
 
     def _parsed(self, number: int) -> Any:
@@ -78,19 +78,19 @@ class TextTable:
             return None
 
     def all(self) -> list[str]:
-        """Every text in the order of its number, without the empty one."""
+        """Return all texts in the order of their numbers, without the empty one."""
         return self._texts[1:]
 
 
 class Translation:
-    """What the numbers of one process mean here. Numbers that it has not told mean the empty text."""
+    """Mapping of one process's text numbers to those of the table. Unknown numbers map to the empty text."""
 
     def __init__(self, texts: TextTable) -> None:
         self._texts = texts
         self._ours: Numbers = np.zeros(64, TEXT)
 
     def learn(self, texts: Mapping[int, str]) -> None:
-        """Take in texts under the numbers that the process gives them."""
+        """Add texts with the numbers that the process uses."""
         for number, text in texts.items():
             if 0 < number < _MOST_NUMBER:
                 if number >= len(self._ours):
@@ -98,8 +98,8 @@ class Translation:
                 self._ours[number] = self._texts.number(text)
 
     def __call__(self, numbers: Numbers) -> Numbers:
-        """Our numbers for a column of theirs."""
+        """Convert a column of the process's numbers."""
         try:
             return self._ours.take(numbers)
-        except IndexError:  # some were never told
+        except IndexError:  # some numbers are unknown
             return np.where(numbers < len(self._ours), self._ours.take(numbers, mode="clip"), 0).astype(TEXT)

@@ -102,7 +102,7 @@ def _of_last_cell(by_rank: Facts, kind: str) -> dict[int, list[Mapping[str, Any]
 # ---- inputs of tensor parallel modules
 
 
-_TAKES = {  # by kind of the unequal tensor: what happened, which code requires equal tensors, and the remedy
+_TAKES = {  # kind of the unequal tensor -> event, code that requires equal tensors, remedy
     "input": ("module {} got different inputs", "tensor parallel", "give all ranks of a group the same batch and seed"),
     "gradient": (
         "gradients of what to_local gave differ",
