@@ -60,7 +60,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
                 return restore(arrays, Recording)
         except WrongFileError as error:
             raise RecordingError(f"{path} {error}") from None
-        except Exception as error:  # zipfile and NumPy raise many kinds of errors, even those of Python's tokenizer
+        except Exception as error:  # zipfile and NumPy raise many kinds of errors, even tokenizer errors
             raise RecordingError(f"{path} is a damaged recording, or none at all: {error}") from error
 
 

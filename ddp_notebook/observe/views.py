@@ -266,7 +266,7 @@ class Step:
 
 
 def settled(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps after the warm-up of their cells, or all steps if there are no later ones."""
+    """Return the steps after the warm-up of their cells, or all steps if all belong to it."""
     return [step for step in steps if step.step >= WARM_UP] or list(steps)
 
 

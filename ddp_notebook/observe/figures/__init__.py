@@ -1,11 +1,11 @@
-"""Pictures of a recording.
+"""Figures of a recording.
 
-figures          the pictures that `Recording.plot_...` return
+figures          the figures that `Recording.plot` returns
 palette          colours with a fixed meaning
-drawing          how pictures look: axes, labels
+drawing          style of figures: axes, labels
 bars             steps and buckets
-pipeline_figure  the actions of a pipeline's stages
+pipeline_figure  actions of pipeline stages
 curves           metrics and bandwidth
-sequence         calls between ranks, and references
-moments          the same as plain data, for the browser
+sequence         calls between ranks, and remote references
+moments          the same calls as plain data, for the browser
 """

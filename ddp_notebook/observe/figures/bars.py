@@ -1,4 +1,4 @@
-"""Pictures with bars: what a step's time went into, and the buckets of one step."""
+"""Figures with bars: breakdown of step times, and the buckets of one step."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WORDS = {"compute": "compute", "exposed": "exposed communication"} | {one: one for one in ("input", "optimizer")}
-_LEAST_TOLD = 0.05  # of a step
-_MOST_COLUMNS = 160  # steps side by side; if there are more, several share a bar
-_MOST_BARS = 32  # if there are more, an area is drawn
-_MOST_CUT = 20  # bars beyond the axis, of which some have room for their words
-_MOST_NAMED = 32  # bars that get a label each
+_LEAST_TOLD = 0.05  # share of a step that the title mentions
+_MOST_COLUMNS = 160  # steps side by side; with more steps, several share a bar
+_MOST_BARS = 32  # with more bars, an area is drawn
+_MOST_CUT = 20  # bars beyond the axis; some of them have room for a label
+_MOST_NAMED = 32  # bars that have their own label
 _ROW = 0.27  # inches
 _NAME_LENGTH = 34
 
@@ -40,7 +40,7 @@ Times = npt.NDArray[np.float64]
 
 
 def steps(recording: RowSource, cell: int | None) -> Picture:
-    """See `figures.steps`."""
+    """Draw `figures.steps`."""
     measured = measure(recording, cell)
     measured = measured.of_cell(int(measured.cell.max(initial=0)))
     found = measured.steps()
@@ -67,7 +67,7 @@ def steps(recording: RowSource, cell: int | None) -> Picture:
 
 
 def _parts(step: Step) -> tuple[int, ...]:
-    """In the order of `STEP_PARTS`; they add up to the step's duration."""
+    """Return the parts of a step, in the order of `STEP_PARTS`. They add up to its duration."""
     hidden = min(step.overlapped_ns, step.compute_ns)
     return (
         step.input_ns,
@@ -123,10 +123,10 @@ def _draw_by_rank(axes: Axes, ranks: Sequence[int], of_rank: Times) -> None:
 
 
 def _draw_hosts(axes: Axes, hosts: Sequence[str]) -> None:
-    """A line between the ranks of different hosts, and the name of each host beside its first rank.
+    """Draw a line between the ranks of different hosts, and the name of each host next to its first rank.
 
     Args:
-        hosts: of the rows, in their order.
+        hosts: host of each row, in order.
     """
     firsts = [row for row, host in enumerate(hosts) if not row or hosts[row - 1] != host]
     for row in firsts[1:]:
@@ -141,12 +141,12 @@ def _draw_hosts(axes: Axes, hosts: Sequence[str]) -> None:
 def draw_by_step(
     axes: Axes, found: Sequence[Step], numbers: Sequence[int] | None = None, most: int = _MOST_COLUMNS
 ) -> list[str]:
-    """What the time of each step went into, mean of the ranks. Returns the parts that are seen, for `key`.
+    """Draw the breakdown of the time of each step, mean of the ranks. Return the visible parts, for `key`.
 
     Args:
         found: steps of all ranks.
-        numbers: of each of them; None: those in their cell.
-        most: columns; if there are more steps, several share one.
+        numbers: number of each step; None: the number in its cell.
+        most: limit of columns; with more steps, several share one.
     """
     all_numbers = np.array([step.step for step in found] if numbers is None else numbers)
     unique, of_number, counts = np.unique(all_numbers, return_inverse=True, return_counts=True)
@@ -156,30 +156,30 @@ def draw_by_step(
     together = -(-len(unique) // most)
     edges = range(0, len(unique), together)
     heights = np.array([np.median(parts[at : at + together], axis=0) for at in edges])
-    # Their middles: the first of each and the last.
+    # Midpoints between the first and last step of each column.
     x = np.array([(unique[at] + unique[min(at + together, len(unique)) - 1]) / 2 for at in edges])
     base = np.zeros(len(x))
     for part, column in zip(STEP_PARTS, heights.T, strict=True):
         style = fill_style(part)
         if len(x) <= _MOST_BARS:
             axes.bar(x, column, bottom=base, width=0.86 * together, **style)
-        elif column.any():  # one area instead of many bars, which take ten times as long
+        elif column.any():  # one area, because many bars take ten times as long
             outline = np.append(x - together / 2, x[-1] + together / 2)
             low, high = (np.append(one, one[-1]) for one in (base, base + column))
             axes.fill_between(outline, low, high, step="post", **style)
         base += column
     axes.set_ylim(bottom=0)
     top = 1.15 * float(np.percentile(base, 90))
-    if base.max() > 1.5 * top:  # the first step is often much longer than all others, which would not be seen
+    if base.max() > 1.5 * top:  # the first step is often much longer than the others, which would become invisible
         axes.set_ylim(0, top)
         written: list[int] = []
         for at in np.argsort(-base)[:_MOST_CUT].tolist():  # the largest first
-            if base[at] > top and all(abs(at - other) > 0.4 * len(x) for other in written):  # words need that room
+            if base[at] > top and all(abs(at - other) > 0.4 * len(x) for other in written):  # labels need this room
                 written.append(at)
                 place, align = (-0.43, "left") if at < len(x) / 2 else (0.43, "right")
                 told = ms(float(base[at]) * 1e6)
                 words = f"↑ {told}" if align == "left" else f"{told} ↑"
-                # Above the axes: a bar behind a label makes it unreadable.
+                # Above the axes, because a bar behind a label makes it unreadable.
                 axes.text(x[at] + place * together, 1.02 * top, words, color=INK, ha=align, va="bottom", fontsize=8.5)
     axes.grid(visible=False, axis="x")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -196,7 +196,7 @@ def _write(axes: Axes, x: float, y: float, text: str, color: str, align: str) ->
 
 
 def buckets(recording: RowSource, rank: int, step: int | None, cell: int | None) -> Picture:
-    """See `figures.buckets`."""
+    """Draw `figures.buckets`."""
     chosen = _choose_step(recording, rank, step, cell)
     waited = _waited_by_issue(recording, chosen)
     begin, end = _backward_of(recording, chosen)
@@ -238,7 +238,9 @@ def buckets(recording: RowSource, rank: int, step: int | None, cell: int | None)
 
 
 class _Row:
-    """One bucket: `begin` issued, `arrived` all ranks are there, `hidden_until` this rank has nothing else to do."""
+    """Times of one bucket: `begin`: issue; `arrived`: arrival of all ranks; `hidden_until`: end of this rank's other
+    work.
+    """
 
     def __init__(self, bucket: Bucket, waited_ns: int, last_issue: int, backward_end: int) -> None:
         self.bucket = bucket
@@ -258,7 +260,7 @@ def _told_of(rows: Sequence[_Row], waiting_ns: int, exposed_ns: int) -> str:
 
 
 def _union(intervals: Sequence[tuple[int, int]]) -> int:
-    """How long at least one of them lasts."""
+    """Return the total time covered by the intervals."""
     total, until = 0, -1
     for begin, end in sorted(intervals):
         total += max(0, end - max(begin, until))
@@ -302,7 +304,7 @@ def _choose_step(recording: RowSource, rank: int, step: int | None, cell: int | 
 
 
 def _waited_by_issue(recording: RowSource, step: Step) -> dict[int, int]:
-    """How long each bucket waited for the other ranks, by the time of its issue on this rank."""
+    """Return the time that each bucket waited for other ranks, by its issue time on this rank."""
     calls = calls_of(recording, step.cell)
     calls = calls[calls["bucket"] >= 0]
     matched = match_collectives(recording, calls)
@@ -313,7 +315,7 @@ def _waited_by_issue(recording: RowSource, step: Step) -> dict[int, int]:
 
 
 def _backward_of(recording: RowSource, step: Step) -> tuple[int, int]:
-    """From the begin of the backward in which the first bucket was issued to the end of the last."""
+    """Return the begin of the backward pass of the first bucket, and the end of that of the last bucket."""
     spans = recording.rows("span")
     issued = [bucket.issue_ns for bucket in step.buckets]
     mine = spans[

@@ -1,4 +1,4 @@
-"""Pictures with lines: a metric by step, and bandwidth by message size."""
+"""Figures with lines: a metric by step, and bandwidth by message size."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ddp_notebook.records.words import list_ranks
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_LINES = 16  # ranks that get a line each
-_WORST = 3  # lines beside the range where there are more ranks
-_MARKED = 40  # points up to which each one is marked
-_LOG_FROM = 100.0  # the largest over the smallest value from which the axis is logarithmic
+_MOST_LINES = 16  # ranks that have their own line
+_WORST = 3  # lines drawn in addition to the range, for more ranks
+_MARKED = 40  # lines with at most this number of points have markers
+_LOG_FROM = 100.0  # ratio of the largest to the smallest value above which the axis is logarithmic
 
 Steps = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
 
 
 class Curve(NamedTuple):
-    """What one rank has logged, or several that logged the same."""
+    """Logged values of one rank, or of several ranks with equal values."""
 
     ranks: tuple[int, ...]
     steps: Steps  # (n,)
@@ -46,7 +46,7 @@ class Curve(NamedTuple):
 
 
 def loss(recording: RowSource, metrics: Mapping[str, Metric], name: str | None, cell: int | None) -> Picture:
-    """See `figures.loss`."""
+    """Draw `figures.loss`."""
     metric = _choose(metrics, name)
     if cell is not None and cell not in metric.cells:
         known = numbers_of(recording, np.unique(metric.cells).tolist())
@@ -57,7 +57,7 @@ def loss(recording: RowSource, metrics: Mapping[str, Metric], name: str | None, 
     unit = metric.unit_of(shown_cell)
     figure, (axes,) = picture(_title(metric.name, lines, where, unit), 4.2)
     ends = draw_metric(axes, metric.name, lines, unit)
-    figure.draw_without_rendering()  # labels are placed by where the axes have come to lie
+    figure.draw_without_rendering()  # positions of labels depend on the final position of the axes
     label_ends(axes, ends)
     return figure
 
@@ -65,10 +65,11 @@ def loss(recording: RowSource, metrics: Mapping[str, Metric], name: str | None, 
 def draw_metric(
     axes: Axes, name: str, lines: Sequence[Curve], unit: str, most: int = _MOST_LINES
 ) -> list[tuple[float, float, str, str]]:
-    """A line for each rank, or the range of all if there are more than `most`. Returns their ends for `label_ends`.
+    """Draw a line for each rank, or the range of all if there are more than `most`. Return the line ends for
+    `label_ends`.
 
     Args:
-        unit: what the steps count, see `Metric.unit_of`.
+        unit: unit of the steps, see `Metric.unit_of`.
     """
     ends = _draw_ranks(axes, lines, unit) if len(lines) <= most else _draw_range(axes, lines, unit)
     finite = np.concatenate([line.values[np.isfinite(line.values)] for line in lines])
@@ -93,11 +94,11 @@ def _choose(metrics: Mapping[str, Metric], name: str | None) -> Metric:
 
 
 def lines_of(metric: Metric, cell: int | None) -> tuple[list[Curve], int | None]:
-    """The lines of a metric, and the cell that they are restricted to."""
+    """Return the lines of a metric, and the cell to which they are restricted."""
     if cell is None and not metric.is_continued:
         cell = int(metric.cells.max())
     chosen = np.ones(len(metric.values), bool) if cell is None else metric.cells == cell
-    by_values: dict[tuple[bytes, bytes], list[int]] = {}  # all ranks of a metric that was averaged look the same
+    by_values: dict[tuple[bytes, bytes], list[int]] = {}  # all ranks have equal values of an averaged metric
     for rank in np.unique(metric.ranks[chosen]).tolist():
         mine = np.flatnonzero(chosen & (metric.ranks == rank))
         mine = mine[np.argsort(metric.steps[mine], kind="stable")]
@@ -118,7 +119,7 @@ def _draw_ranks(axes: Axes, lines: Sequence[Curve], unit: str) -> list[tuple[flo
         axes.plot(line.steps, line.values, linewidth=1.4, marker=marker, **style)
         finite = np.flatnonzero(np.isfinite(line.values))
         x, y = (line.steps[finite[-1]], line.values[finite[-1]]) if len(finite) else (line.steps[-1], np.nan)
-        if len(finite) < len(line.values):  # the last finite value before the first that is not
+        if len(finite) < len(line.values):  # the last finite value before the first one that is not finite
             axes.plot([x], [y], marker="x", markersize=9, markeredgewidth=2, **style)
         ends.append((float(x), float(y), _label(line, unit), str(style["color"])))
     return ends
@@ -146,7 +147,7 @@ def _draw_range(axes: Axes, lines: Sequence[Curve], unit: str) -> list[tuple[flo
 
 
 def _table(lines: Sequence[Curve]) -> tuple[Steps, Values]:
-    """Steps (n,) of which a finite value is known, and values (len(lines), n), NaN where a rank has none."""
+    """Return the steps (n,) with a finite value, and the values (len(lines), n), NaN if a rank has none."""
     steps = np.unique(np.concatenate([line.steps for line in lines]))
     values = np.full((len(lines), len(steps)), np.nan)
     for row, line in zip(values, lines, strict=True):
@@ -156,7 +157,7 @@ def _table(lines: Sequence[Curve]) -> tuple[Steps, Values]:
 
 
 def _furthest(lines: Sequence[Curve], values: Values, middle: Values) -> list[Curve]:
-    """Those with values that are not finite, then those that are on average furthest from the median."""
+    """Return the lines with values that are not finite, then those with the largest mean distance from the median."""
     distance = np.abs(values - middle)
     known = np.isfinite(distance)
     mean = np.where(known, distance, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
@@ -203,7 +204,7 @@ def _title(name: str, lines: Sequence[Curve], where: str, unit: str) -> str:
 
 
 def bandwidth(recording: RowSource, found: Sequence[Bandwidth], cell: int | None) -> Picture:
-    """See `figures.bandwidth`."""
+    """Draw `figures.bandwidth`."""
     found = [one for one in found if one.bus_gb_s > 0]
     if not found:
         raise UsageError(
@@ -236,7 +237,7 @@ def bandwidth(recording: RowSource, found: Sequence[Bandwidth], cell: int | None
 
 
 def _log_limits(axes: Axes, found: Sequence[Bandwidth]) -> None:
-    """Room around the points, at least a decade in all; ticks in plain words."""
+    """Set axis limits with room around the points, at least a decade in total, and plain tick labels."""
     for axis, values, words in (
         (axes.xaxis, [one.nbytes for one in found], lambda value, _: size(value).replace(".0 ", " ")),
         (axes.yaxis, [one.bus_gb_s for one in found], lambda value, _: f"{value:g}"),

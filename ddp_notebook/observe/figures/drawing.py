@@ -1,7 +1,6 @@
-"""How pictures look: colours with a fixed meaning, and axes that read on a light and on a dark page alike.
+"""Style of figures: colours with a fixed meaning, and axes that are readable on light and on dark pages.
 
-This module imports matplotlib, so import it only when something is drawn. It never imports pyplot: its state is the
-user's.
+This module imports matplotlib, so import it only to draw. It never imports pyplot, whose state belongs to the user.
 """
 
 from __future__ import annotations
@@ -24,23 +23,25 @@ from matplotlib.ticker import LogFormatter, ScalarFormatter
 
 from ddp_notebook.observe.figures.palette import ACTIONS, FILLS, INK, LINES
 
-FAINT = (0.5, 0.5, 0.5, 0.25)  # the grid, bands
+FAINT = (0.5, 0.5, 0.5, 0.25)  # colour of the grid and of bands
 
 _MEANINGS = FILLS | ACTIONS
-_DPI = 200  # of the PNG; shown at half of it, so that it is sharp on a fine screen
+_DPI = 200  # resolution of the PNG; shown at half of it, to be sharp on high-resolution screens
 _WIDTH = 8.4  # inches
 _LABEL_PT = 9.0
 _UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Picture(Figure):
-    """A figure that a notebook shows although no pyplot made it. Its texts are shown as they are: names that users
-    choose are no formulas."""
+    """A figure that a notebook shows although it was not created by pyplot.
+
+    Its texts are not parsed as formulas, because users choose some of the names.
+    """
 
     def draw(self, renderer: Any) -> None:
-        """Draw the figure; everything that matplotlib shows or measures is drawn by this."""
+        """Draw the figure. All output and measurement of matplotlib uses this method."""
         formulas = {id(label) for axes in self.axes for axis in (axes.xaxis, axes.yaxis) for label in _of_ticks(axis)}
-        originals: list[tuple[Text, str]] = []  # texts that are changed for this drawing alone
+        originals: list[tuple[Text, str]] = []  # texts that are changed for this drawing only
         for text in self.findobj(Text):
             assert isinstance(text, Text)
             text.set_usetex(False)
@@ -70,14 +71,14 @@ class Picture(Figure):
 
 
 def _in_font(words: str, font: FontProperties) -> str:
-    """Replace unprintable characters, and those that the fonts lack, of which matplotlib would warn."""
+    """Replace characters that are unprintable or missing in the fonts. Matplotlib would warn about them."""
     fonts = [font_manager.get_font(font_manager.findfont(one)) for one in _each_family(font)]
     shown = (one == "\n" or (one.isprintable() and any(has.get_char_index(ord(one)) for has in fonts)) for one in words)
     return "".join(one if is_shown else _UNREADABLE for one, is_shown in zip(words, shown, strict=True))
 
 
 def _each_family(font: FontProperties) -> list[FontProperties]:
-    """The fonts that matplotlib looks for a character in, as far as they are installed."""
+    """Return the installed fonts in which matplotlib looks for a character."""
     found = []
     for family in font.get_family():
         one = font.copy()
@@ -89,7 +90,7 @@ def _each_family(font: FontProperties) -> list[FontProperties]:
 
 
 def _shorten(label: Text, most: float, renderer: Any) -> None:
-    """Cut the label of a vertical axis that is higher than this, in pixels."""
+    """Shorten the label of a vertical axis to a height in pixels."""
     words = label.get_text()
     height = label.get_window_extent(renderer).height
     while height > most and len(words) > 1:
@@ -107,14 +108,14 @@ def picture(
     layout: Literal["constrained"] | None = "constrained",
     title_pt: float = 11.0,
 ) -> tuple[Picture, list[Axes]]:
-    """An empty figure on a transparent ground.
+    """Create an empty figure with a transparent background.
 
     Args:
-        title: the result in words.
+        title: the result as text.
         height: inches.
-        rows: heights of the axes below each other, relative to one another.
-        columns: widths of those beside each other.
-        layout: None where the caller places the axes, which takes a third of the time.
+        rows: relative heights of the axes below each other.
+        columns: relative widths of the axes side by side.
+        layout: None if the caller positions the axes, which takes a third of the time.
     """
     figure = Picture(figsize=(_WIDTH, height), layout=layout, facecolor="none")
     figure.suptitle(title, x=0.01, ha="left", fontsize=title_pt, fontweight="bold", color=INK, wrap=True)
@@ -126,7 +127,7 @@ def picture(
 
 
 def _of_ticks(axis: Axis) -> list[Text]:
-    """The labels that matplotlib writes by itself, as powers of ten: formulas."""
+    """Return the tick labels that matplotlib writes itself, such as powers of ten. They are formulas."""
     found = [axis.get_offset_text()]
     for formatter, ticks in (
         (axis.get_major_formatter(), axis.get_major_ticks()),
@@ -151,12 +152,12 @@ def _dress(axes: Axes) -> None:
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour and dashes of the line with this index."""
+    """Return colour and dashes of the line with this index."""
     return {"color": LINES[index % len(LINES)], "linestyle": "-" if index // len(LINES) % 2 == 0 else (0, (4, 1.5))}
 
 
 def fill_style(meaning: str) -> dict[str, Any]:
-    """The style of a bar or area with this meaning."""
+    """Return the style of a bar or area with this meaning."""
     fill = _MEANINGS[meaning]
     return {
         "facecolor": to_rgba(fill.face),
@@ -167,12 +168,16 @@ def fill_style(meaning: str) -> dict[str, Any]:
 
 
 def paler(color: Any, share: float) -> tuple[float, ...]:
-    """So much of a colour in white: light enough for dark numbers, on a page of any colour."""
+    """Mix a colour with white, to be light enough for dark numbers on any page.
+
+    Args:
+        share: share of the colour, 0 to 1.
+    """
     return tuple(1 - share * (1 - part) for part in to_rgb(color))
 
 
 def key(figure: Figure, meanings: Sequence[str], more: Sequence[Artist] = (), *, is_placed: bool = False) -> None:
-    """What the colours mean, in rows under the picture.
+    """Add a legend of the colours, in rows below the figure.
 
     Args:
         is_placed: the caller has left room for it.
@@ -192,7 +197,7 @@ def key(figure: Figure, meanings: Sequence[str], more: Sequence[Artist] = (), *,
 
 
 def text_on(meaning: str) -> str:
-    """A colour for words on an area with this meaning."""
+    """Return a colour for text on an area with this meaning."""
     red, green, blue, opacity = to_rgba(_MEANINGS[meaning].face)
     if opacity < 0.5:
         return INK
@@ -200,13 +205,14 @@ def text_on(meaning: str) -> str:
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Labels right of the ends of lines, moved apart where they would lie on each other.
+    """Add labels to the right of line ends, moved apart so that they do not overlap.
 
     Args:
-        ends: x and y of each line's end in data coordinates, the label, its colour. NaN is left at the bottom.
+        ends: x and y of each line's end in data coordinates, label, colour. NaN is placed at the bottom.
     """
-    height = axes.get_window_extent().height / axes.figure.figure.dpi * 72  # points; the inner figure may be a part
-    step = (_LABEL_PT + 1.5) / height  # in parts of the axes' height
+    # in points; an inner figure may be part of the outer one
+    height = axes.get_window_extent().height / axes.figure.figure.dpi * 72
+    step = (_LABEL_PT + 1.5) / height  # as a share of the axes' height
     wanted = [_part(axes, y) for _, y, _, _ in ends]
     order = sorted(range(len(ends)), key=lambda at: wanted[at])
     for at, place in zip(order, spread([wanted[at] for at in order], step, 1.0), strict=True):
@@ -233,7 +239,7 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
 
 
 def spread(places: Sequence[float], step: float, top: float) -> list[float]:
-    """Ascending places moved apart to at least `step`, each group of them around its middle, between 0 and `top`.
+    """Move ascending positions apart to at least `step`, each group around its middle, between 0 and `top`.
 
     Example:
         >>> [round(place, 2) for place in spread([0.5, 0.5, 0.5, 0.9], 0.1, 1.0)]
@@ -241,7 +247,7 @@ def spread(places: Sequence[float], step: float, top: float) -> list[float]:
         >>> [round(place, 2) for place in spread([0.0, 0.0, 0.98, 1.0], 0.1, 1.0)]
         [0.0, 0.1, 0.9, 1.0]
     """
-    groups: list[tuple[float, int]] = []  # middle, and how many
+    groups: list[tuple[float, int]] = []  # middle, number of positions
     for place in places:
         middle, count = place, 1
         while groups and middle - groups[-1][0] < step * (count + groups[-1][1]) / 2:
@@ -254,7 +260,7 @@ def spread(places: Sequence[float], step: float, top: float) -> list[float]:
 
 
 def _part(axes: Axes, y: float) -> float:
-    """Where a value lies on the axis: 0 at the bottom, 1 at the top."""
+    """Return the position of a value on the axis: 0 at the bottom, 1 at the top."""
     if y != y:
         return 0.0
     place = axes.transAxes.inverted().transform(axes.transData.transform((axes.get_xlim()[0], y)))[1]

@@ -1,16 +1,16 @@
-"""Pictures of a recording: matplotlib figures that a notebook shows, whose titles say the result in words.
+"""Figures of a recording: matplotlib figures that a notebook shows, with the result as their title.
 
-| picture | shows |
+| figure | shows |
 |---|---|
-| `loss` | a metric by step, a line for each rank; above 16 ranks their range, median and the three furthest off |
-| `steps` | what the time of a step goes into: by rank, and over the steps of the cell |
-| `buckets` | when DDP's buckets of gradients were issued and when they were through, beside the backward of one step |
-| `pipeline` | what each stage of a pipeline did with each microbatch, above what it would do if messages took no time |
+| `loss` | a metric by step, one line per rank; above 16 ranks their range, median and the three outermost ranks |
+| `steps` | breakdown of step times: by rank, and over the steps of the cell |
+| `buckets` | issue and end of the DDP gradient buckets, together with the backward pass of one step |
+| `pipeline` | actions of each pipeline stage on each microbatch, above the ideal schedule without message times |
 | `bandwidth` | bus bandwidth by message size |
-| `calls` | calls between ranks, one moment a line, and who has a reference to what |
+| `calls` | calls between ranks, one line per moment, and the remote references |
 
-Colours of times mean the same in all of them (`drawing.FILLS`): blue computes, orange-red is communication that
-nothing hides, an outline waits for a slower rank. matplotlib is imported at the first picture.
+Colours have the same meaning in all of them (`drawing.FILLS`): blue is compute, orange-red is exposed communication, an
+outline is waiting for a slower rank. matplotlib is imported with the first figure.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class MetricsSource(RowSource, Protocol):
-    """What is asked of a recording for the picture of a metric."""
+    """Part of a recording that the figure of a metric needs."""
 
     @property
     def metrics(self) -> Mapping[str, Metric]: ...
 
 
 class CallsSource(RowSource, Protocol):
-    """What is asked of a recording for the picture of its calls."""
+    """Part of a recording that the figure of calls needs."""
 
     def calls(self, cell: int | None = None) -> Sequence[RemoteCall]: ...
 
@@ -45,12 +45,12 @@ class CallsSource(RowSource, Protocol):
 
 
 def loss(recording: MetricsSource, name: str | None = None, cell: int | None = None) -> Picture:
-    """A metric by step.
+    """Plot a metric by step.
 
     Args:
-        recording: what the ranks have recorded.
-        name: of the metric; None: the first one that has "loss" in its name, or else the first.
-        cell: of this cell only; None: of all cells where their steps follow each other, or else of the last one.
+        recording: the recorded tables.
+        name: name of the metric; None: the first one with "loss" in its name, else the first.
+        cell: number of a cell; None: all cells if their steps continue, else the last one.
 
     Raises:
         UsageError: no such metric was recorded.
@@ -66,11 +66,11 @@ def loss(recording: MetricsSource, name: str | None = None, cell: int | None = N
 
 
 def steps(recording: RowSource, cell: int | None = None) -> Picture:
-    """What the time of a step goes into: the mean of each part by rank, and each step, mean of the ranks.
+    """Plot the breakdown of step times: the mean of each part by rank, and each step as the mean of the ranks.
 
     Args:
-        recording: what the ranks have recorded.
-        cell: this cell; None: the last one with steps.
+        recording: the recorded tables.
+        cell: number of the cell; None: the last one with steps.
 
     Raises:
         UsageError: no step was recorded.
@@ -86,13 +86,13 @@ def steps(recording: RowSource, cell: int | None = None) -> Picture:
 
 
 def buckets(recording: RowSource, rank: int = 0, step: int | None = None, cell: int | None = None) -> Picture:
-    """When the buckets of one step were issued and when they were through, beside the backward of that step.
+    """Plot the issue and end of the buckets of one step, together with the backward pass of that step.
 
     Args:
-        recording: what the ranks have recorded.
-        rank: whose.
-        step: its number in the cell, from 0; None: the last one that has buckets.
-        cell: this cell; None: the last one with buckets.
+        recording: the recorded tables.
+        rank: number of the rank.
+        step: its number in the cell, from 0; None: the last one with buckets.
+        cell: number of the cell; None: the last one with buckets.
 
     Raises:
         UsageError: no such step was recorded, or it has no buckets.
@@ -108,13 +108,13 @@ def buckets(recording: RowSource, rank: int = 0, step: int | None = None, cell: 
 
 
 def pipeline(recording: RowSource, shown: Pipeline) -> Picture:
-    """What each stage of a pipeline did with each microbatch, above the same without the time of messages.
+    """Plot the actions of each pipeline stage on each microbatch, above the ideal schedule without message times.
 
-    Numbers are those of microbatches. Of a rank that has several stages the later ones are paler.
+    Numbers are those of microbatches. If a rank has several stages, the later ones have a paler colour.
 
     Args:
-        recording: what the ranks have recorded.
-        shown: one step of a schedule in it.
+        recording: the recorded tables.
+        shown: one step of a schedule in the recording.
 
     Example:
         >>> from ddp_notebook.observe.recording import Recording
@@ -131,11 +131,11 @@ def pipeline(recording: RowSource, shown: Pipeline) -> Picture:
 
 
 def bandwidth(recording: RowSource, cell: int | None = None) -> Picture:
-    """Bus bandwidth by message size, on logarithmic axes: a line for each operation in each group.
+    """Plot bus bandwidth by message size, on logarithmic axes: a line for each operation in each group.
 
     Args:
-        recording: what the ranks have recorded.
-        cell: of this cell only.
+        recording: the recorded tables.
+        cell: number of a cell; None: all cells.
 
     Raises:
         UsageError: no transfer was recorded on at least two ranks.
@@ -152,19 +152,19 @@ def bandwidth(recording: RowSource, cell: int | None = None) -> Picture:
 
 
 def calls(recording: CallsSource, cell: int | None = None, most: int = 12) -> Picture:
-    """Calls between ranks: a column for each rank, an arrow for each call, and below who has a reference to what.
+    """Plot calls between ranks: a column per rank, an arrow per call, and remote references below.
 
     Args:
-        recording: what the ranks have recorded.
-        cell: this cell; None: the last one with calls.
-        most: calls that are drawn, the first ones.
+        recording: the recorded tables.
+        cell: number of the cell; None: the last one with calls.
+        most: number of calls to draw, the first ones.
 
     Raises:
         UsageError: no call was recorded.
     """
     from ddp_notebook.observe.figures import sequence
 
-    found = [call for call in recording.calls(cell) if call.dst >= 0]  # else the callee is not known
+    found = [call for call in recording.calls(cell) if call.dst >= 0]  # the callee of the others is unknown
     if not found:
         raise UsageError(f"no call to another rank was recorded{in_cell(recording, cell)}")
     last = max(call.cell for call in found)

@@ -1,4 +1,4 @@
-"""Calls between ranks as plain data, for the browser (`widgets/js/calls.d.ts` has their types)."""
+"""Calls between ranks as plain data, for the browser. `widgets/js/calls.d.ts` has their types."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddp_notebook.observe.remote import AutogradContext, Reference, RemoteCall
 
-MOST_CALLS = 24  # that a picture has; the first ones
+MOST_CALLS = 24  # calls in a figure; the first ones
 _MOST_REFERENCES = 8
 
 
 def drawn_references(references: Sequence[Reference]) -> list[Reference]:
-    """Those that another rank has or had, the first eight, with the last that each rank had of them."""
+    """Return the first eight references that another rank has or had, with the last use by each rank."""
     found = []
     for one in references:
         users = {user.rank: user for user in sorted(one.users, key=lambda user: user.since_ns)}
@@ -27,12 +27,12 @@ def drawn_references(references: Sequence[Reference]) -> list[Reference]:
 def calls_drawn(
     calls: Sequence[RemoteCall], references: Sequence[Reference], contexts: Sequence[AutogradContext]
 ) -> dict[str, Any]:
-    """What the picture of calls is made of in a browser; times are milliseconds since the first call.
+    """Return the data of the browser's figure of calls. Times are milliseconds since the first call.
 
     Args:
         calls: in the order in which they were made.
-        references: that are drawn below.
-        contexts: of distributed autograd, whose pairs of send and recv are drawn.
+        references: references to draw below.
+        contexts: distributed autograd contexts, whose pairs of send and recv are drawn.
     """
     origin = min((call.sent_ns for call in calls), default=0)
 

@@ -1,4 +1,4 @@
-"""The picture of a pipeline: measured above, and below it the same actions where messages take no time."""
+"""Figure of a pipeline: measured actions above, and below the same actions if messages took no time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _ROW = 0.3  # inches
-_PALER = 0.45  # of the colour that each further stage of a rank loses, down to `_PALEST`
+_PALER = 0.45  # share of the colour that each further stage of a rank loses, down to `_PALEST`
 _PALEST = 0.35
-_LEAST_NAMED = 0.012  # of the width: an action that has room for its number
+_LEAST_NAMED = 0.012  # least share of the width at which an action has room for its number
 _ORDER = ("forward", "backward", "input gradient", "weight gradient", "bubble")
 
 
 def pipeline(shown: Pipeline, cell: str) -> Picture:
-    """See `figures.pipeline`."""
+    """Draw `figures.pipeline`."""
     rows = len(shown.ranks)
     sizes = _count(shown.stages, "stage", "s"), _count(shown.microbatches, "microbatch", "es")
     title = f"{shown.schedule} with {sizes[0]} and {sizes[1]}: "
@@ -48,12 +48,12 @@ def _draw(axes: Axes, shown: Pipeline, actions: Sequence[Action], words: str, lo
     for one in actions:
         share = max(1 - _PALER * stages[one.rank].index(one.stage), _PALEST)
         alike.setdefault((one.kind, share), []).append(one)
-    for (kind, share), some in alike.items():  # one call for many bars: each takes 3 ms
+    for (kind, share), some in alike.items():  # one call for many bars, because each call takes 3 ms
         lefts = [(one.start_ns - zero) / 1e6 for one in some]
         widths = [(one.end_ns - one.start_ns) / 1e6 for one in some]
         rows = [row_of[one.rank] for one in some]
         style = fill_style(kind)
-        # Mixed with white and not see-through: the number on it is dark, and so may be the page.
+        # Mixed with white and opaque, because the number is dark, and the page may be dark.
         style |= {"facecolor": paler(style["facecolor"], share), "edgecolor": INK, "linewidth": 0.5}
         axes.barh(rows, widths, left=lefts, height=0.8, **style)
         color = text_on(kind) if share > 0.8 else "#202020"

@@ -1,13 +1,13 @@
-"""Calls between ranks as a sequence diagram: a column for each rank, time downwards, an arrow for each call.
+"""Calls between ranks as a sequence diagram: a column per rank, time downwards, an arrow per call.
 
-| on screen | means |
+| on screen | meaning |
 |---|---|
-| arrow | a call, from its caller to who runs it; in the colour of the call inside of which it was made |
-| upright bar | it runs; bars beside each other run at the same time |
-| dashed arrow | its answer |
-| dotted arrow | gradients in a backward, against the direction of the call |
-| box below | what a rank owns; circles: ranks that have a reference to it, arrows: from whom they have it |
-| dashed box, circle or arrow below | let go since |
+| arrow | a call, from the caller to the callee; in the colour of the enclosing call |
+| upright bar | execution; bars side by side run at the same time |
+| dashed arrow | the answer |
+| dotted arrow | gradients in a backward pass, against the direction of the call |
+| box below | a value that a rank owns; circles: ranks with a reference to it, arrows: the rank that passed it on |
+| dashed box, circle or arrow below | released since |
 
 A line is a moment at which something happened, not a length of time: calls take microseconds and milliseconds.
 """
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from ddp_notebook.observe.remote import AutogradContext, Reference, RemoteCall
 
 _LINE_IN = 0.19  # height of a moment
-_ROW_IN = 0.36  # of a reference
-_BAR = 0.035  # width of what runs, in columns
-_STEP = 0.05  # from one bar to the next one beside it
-_REFERENCE = "#217FBF"  # 4.3:1 on white and on #111: thin lines
+_ROW_IN = 0.36  # height of a reference
+_BAR = 0.035  # width of an execution bar, in columns
+_STEP = 0.05  # distance between bars side by side
+_REFERENCE = "#217FBF"  # contrast 4.3:1 on white and on #111, because lines are thin
 _TO_HERE = "to_here"
 
 
 class _Moment(NamedTuple):
     time_ns: int
-    order: int  # of moments at one time
+    order: int  # order of moments at the same time
     what: str
-    at: int  # place of its call, or of its pair
+    at: int  # index of its call or pair
 
 
 def draw(
@@ -49,13 +49,13 @@ def draw(
     contexts: Sequence[AutogradContext] = (),
     most: int = MOST_CALLS,
 ) -> Picture:
-    """The picture.
+    """Draw the figure.
 
     Args:
         calls: in the order in which they were made; not empty.
-        references: that are drawn below.
-        contexts: of distributed autograd, whose pairs of send and recv are drawn.
-        most: calls that are drawn, the first ones.
+        references: references to draw below.
+        contexts: distributed autograd contexts, whose pairs of send and recv are drawn.
+        most: number of calls to draw, the first ones.
     """
     shown, left_out = list(calls[:most]), len(calls) - most
     references = drawn_references(references)
@@ -101,7 +101,7 @@ def _title(calls: Sequence[RemoteCall], left_out: int) -> str:
 
 @dataclass
 class _Drawing:
-    """Args: `column` has the place of each rank; the lines of `moments` are those of the picture."""
+    """Args: `column` is the position of each rank; each of `moments` is one line of the figure."""
 
     axes: Axes
     column: Mapping[int, int]
@@ -109,7 +109,7 @@ class _Drawing:
     moments: Sequence[_Moment]
     row: dict[tuple[int, str], int] = field(init=False)
     lane: list[int] = field(init=False)
-    own: list[str | None] = field(init=False)  # colours of calls that have made calls
+    own: list[str | None] = field(init=False)  # colours of calls that made other calls
 
     def __post_init__(self) -> None:
         self.row = {(moment.at, moment.what): row for row, moment in enumerate(self.moments)}
@@ -136,7 +136,7 @@ class _Drawing:
         return (self.own[at] if at is not None else None) or INK
 
     def columns(self, height: float) -> None:
-        """A line downwards for each rank, and the times."""
+        """Draw a vertical line for each rank, and the times."""
         axes, n = self.axes, len(self.column)
         axes.set(xlim=(-0.62, n - 0.4), ylim=(height, -1.4), xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
@@ -154,7 +154,7 @@ class _Drawing:
             before = ms
 
     def calls_of(self) -> None:
-        """Bars, arrows, answers and names."""
+        """Draw bars, arrows, answers and names."""
         last = len(self.moments) - 1
         for at, call in enumerate(self.calls):
             begun, ended = self.row.get((at, "begun")), self.row.get((at, "ended"), last)
@@ -198,7 +198,7 @@ class _Drawing:
     def _arrow(self, start: tuple[float, float], end: tuple[float, float], colour: str, dashes: Any) -> None:
         (x1, y1), (x2, y2) = start, end
         aside = "arc3"
-        if x1 == x2:  # to itself
+        if x1 == x2:  # a call to the same rank
             y2, aside = max(y2, y1 + 0.5), "arc3,rad=-0.6" if dashes == "-" else "arc3,rad=0.6"
         gap = 0 if x1 == x2 else (_BAR / 2 + 0.004) * (1 if x2 > x1 else -1)
         self.axes.add_patch(
@@ -218,7 +218,7 @@ class _Drawing:
         )
 
     def pairs_of(self, pairs: Sequence[Any]) -> None:
-        """The gradients of a backward."""
+        """Draw the gradients of a backward pass."""
         for at, pair in enumerate(pairs):
             row = self.row[at, "backward"]
             x1, x2 = self.column[pair.dst], self.column[pair.src]
@@ -229,7 +229,7 @@ class _Drawing:
             self.axes.text(*place, "gradient", ha=align, va="center", fontsize=7.5, family="monospace", color=INK)
 
     def references_of(self, references: Sequence[Reference], top: float) -> None:
-        """Who owns what, and who has a reference from whom."""
+        """Draw the owners of values, and the ranks that have references."""
         if not references:
             return
         self.axes.text(-0.6, top, "references", fontsize=7.5, va="center", color=INK)
@@ -244,7 +244,8 @@ class _Drawing:
                 dashes = "-" if user.deleted_ns is None else "--"
                 side = 1 if x > start else -1
                 if start != x:
-                    passes = "arc3" if abs(x - start) == 1 else f"arc3,rad={-side * 0.05}"  # what stands between
+                    # curved around columns between the two
+                    passes = "arc3" if abs(x - start) == 1 else f"arc3,rad={-side * 0.05}"
                     begin = (start + side * (0.19 if start == owner else 0.05), y)
                     arrow = FancyArrowPatch(begin, (x - side * 0.05, y), arrowstyle="-|>", mutation_scale=8, shrinkA=0,
                                             shrinkB=0, color=_REFERENCE, ls=dashes, lw=1.1,

@@ -1,13 +1,13 @@
-"""A training cell in figures and words.
+"""Report on a training cell, in numbers and sentences.
 
-report     what its steps took, why, and what to try
-advice     the verdict in one sentence
-bubbles    how much of a pipeline is empty, and what makes it less
-cores      ranks that are ready to run and have no core; ranks that share a core
-loading    what loaders are set to, and what makes them faster
-outside    time that belongs to no step: evaluation, checkpoints, before and after
-memory     page faults: what steps take from the system anew
-network    what machines waited for that no rank was late for
-remote     who serves remote calls, who waits for them, where they queue
+report     breakdown of step times, causes, and advice
+advice     the verdict in one sentence, and suggestions
+bubbles    idle share of a pipeline, and how to reduce it
+cores      ranks that are ready to run without a free core; ranks that share a core
+loading    settings of DataLoaders, and suggestions
+outside    time outside of steps: evaluation, checkpoints, before and after the steps
+memory     page faults: memory that steps request from the system again
+network    waits for the network between machines
+remote     RPC calls: callees, waiting callers, queues
 bandwidth  bytes per second by operation and size
 """

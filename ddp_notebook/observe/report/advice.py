@@ -1,6 +1,6 @@
-"""What a training cell's figures mean, in one sentence, and what to try: only what the numbers support.
+"""Interpret the numbers of a training cell in one sentence, and suggest changes that the numbers support.
 
-Each suggestion carries the number that it follows from; those about the longest times come first.
+Each suggestion contains the number on which it is based. Suggestions about the longest times come first.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from ddp_notebook.records.schema import ORIGINS, SPANS
 from ddp_notebook.records.units import ms, percent, size
 from ddp_notebook.records.words import rank_on, ranks_on
 
-_MOST = 3  # things to try
-_LARGE = 0.15  # of a step: worth being the verdict
-_NOTABLE = 0.1  # of a step: worth a word
-_LARGE_REST = 0.3  # of a step: Python between the phases is normal, and so is an optimizer
-_MOSTLY = 0.7  # of a step
-_MANY_BUCKETS, _SMALL_BUCKET = 8, 8_000_000  # DDP's own have 25 MiB
-_MANY_BYTES = 10_000_000  # of gradients in a step
+_MOST = 3  # number of suggestions
+_LARGE = 0.15  # share of a step that is large enough for the verdict
+_NOTABLE = 0.1  # share of a step that is worth mentioning
+_LARGE_REST = 0.3  # share of a step; some Python code between phases is normal, and so is an optimizer
+_MOSTLY = 0.7  # share of a step
+_MANY_BUCKETS, _SMALL_BUCKET = 8, 8_000_000  # DDP's default is 25 MiB
+_MANY_BYTES = 10_000_000  # bytes of gradients per step
 _SHORT_STEP_NS = 20_000_000
-_LARGEST_FACTOR = 50  # beyond it, a factor says less than the times
-_SELDOM = 0.25  # share of another rank's wait: a rank that waits less than this is the one that is waited for
+_LARGEST_FACTOR = 50  # for larger ratios the times are shown in place of the factor
+_SELDOM = 0.25  # share of another rank's wait: a rank below this share is the one that the others wait for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """What the time of a step went into: means over steps, which add up. `rank` None: over ranks too."""
+    """Breakdown of step time: means over steps, which add up. If `rank` is None, also over ranks."""
 
     rank: int | None
     step_ns: float
     input_ns: float
-    workers_ns: float  # part of input_ns: start and shutdown of a loader's workers
+    workers_ns: float  # part of input_ns: start and shutdown of DataLoader workers
     compute_ns: float
     forward_ns: float  # part of compute_ns
     backward_ns: float  # part of compute_ns
@@ -57,20 +57,20 @@ class StepParts:
     samples_per_s: float | None  # sum of all ranks if `rank` is None
 
     def share(self, ns: float) -> float:
-        """A time as a share of the step, 0 to 1."""
+        """Return a time as a share of the step, 0 to 1."""
         return ns / self.step_ns if self.step_ns else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientTimes:
-    """How gradients are synchronised: medians over steps and ranks."""
+    """Times of gradient synchronisation: medians over steps and ranks."""
 
-    buckets: float  # in a step
-    nbytes: float  # in a step
+    buckets: float  # number per step
+    nbytes: float  # bytes per step
     dtypes: tuple[str, ...]
-    copied_ns: float  # at the end of a backward, when all buckets are through
-    passes: float = 1.0  # backward passes of a step that send gradients
-    all_passes: float = 1.0  # backward passes of a step
+    copied_ns: float  # time at the end of a backward pass, after all buckets are complete
+    passes: float = 1.0  # backward passes per step that send gradients
+    all_passes: float = 1.0  # backward passes per step
 
 
 def verdict(
@@ -87,25 +87,16 @@ def verdict(
     started: Started,
     world_size: int,
 ) -> str:
-    """Return a sentence about the largest loss of time. If other processes use the cores, the sentence is about them,
-    because no other number describes the program then.
+    """Return a sentence about the largest loss of time.
 
-    Args:
-        parts: of all ranks.
-        ranks: of each.
-        steps: that were looked at.
-        hosts: by rank; (): they are on one machine.
-        network: what it did between machines, where data moved there.
-        bubble: of the pipeline that the ranks are stages of: then no rank is waited for.
-        page_faults: of a step, mean of the ranks.
-        taken: how long ranks waited for a core; None: not known.
-        started: starts and ends of loaders' workers in all steps of the cell.
-        world_size: number of ranks of the session.
+    If other processes use the cores, the sentence is about them, because the other numbers are not meaningful then.
+
+    parts: breakdown for all ranks.
     """
     if taken is not None and taken.is_large and taken.by_others:
         return taken.words(parts.step_ns, len(ranks))
     losses = [_waiting(parts, ranks, slow, steps, hosts) if bubble is None else bubble.loss(parts.step_ns)]
-    exposed_ns = parts.exposed_ns if bubble is None else 0.0  # a part of the bubble
+    exposed_ns = parts.exposed_ns if bubble is None else 0.0  # part of the bubble
     communication = "is communication that no compute hides"
     if world_size == 1:
         communication = "is communication of rank 0 with itself"
@@ -121,7 +112,7 @@ def verdict(
     ):
         if (share := parts.share(ns)) >= least:
             losses.append((share, f"{percent(share)} of the step {text}"))
-    if started.share >= _LARGE:  # they may be too few for the mean of the steps
+    if started.share >= _LARGE:  # separate, because there may be too few for the mean of the steps
         text = f"is the start and the end of the data loader's workers, in {started.count} of {started.steps:,} steps"
         losses.append((started.share, f"{percent(started.share)} of the time of all steps {text}"))
     if taken is not None and taken.is_large:
@@ -135,9 +126,10 @@ def verdict(
 def _waiting(
     parts: StepParts, ranks: Sequence[StepParts], slow: Straggler | None, steps: int, hosts: Sequence[str]
 ) -> tuple[float, str]:
-    """The share of the step that ranks lose by waiting, and for whom they wait; 0 where it is not worth a word.
+    """Return the share of the step that ranks lose by waiting, and a sentence about the rank that they wait for.
 
-    The mean is over the ranks that wait: if one of two ranks always waits, a mean over both would hide half of it.
+    The share is 0 if it is not worth mentioning. The mean is over the waiting ranks: if one of two ranks always waits,
+    a mean over both would hide half of it.
     """
     if slow is not None:
         lost = parts.share(slow.lost_ns)
@@ -146,7 +138,7 @@ def _waiting(
     lost = _waits(most)
     if lost < _LARGE:
         return 0.0, ""
-    if len(ranks) == 1:  # the others have no optimizer of their own
+    if len(ranks) == 1:  # the other ranks have no optimizer
         return lost, f"{percent(lost)} of the step waits for other ranks"
     if steps < fewest_steps(len(ranks)):
         least = min(ranks, key=_waits)
@@ -157,7 +149,7 @@ def _waiting(
     late = waited_for(ranks)
     if not late:
         waiting = _waits(parts)
-        lost = waiting * len(ranks) / (len(ranks) - 1)  # the last one in a step does not wait
+        lost = waiting * len(ranks) / (len(ranks) - 1)  # the last rank in a step does not wait
         return lost, f"{percent(waiting)} of the step the ranks wait for each other: no single rank is late"
     lost = _mean_waiting([one for one in ranks if one not in late])
     return lost, (
@@ -167,7 +159,7 @@ def _waiting(
 
 
 def waited_for(ranks: Sequence[StepParts]) -> list[StepParts]:
-    """The ranks that wait far less than others do; none where all wait by turns."""
+    """Return the ranks that wait far less than others. Return [] if all ranks wait in turn."""
     most = max(map(_waits, ranks))
     return [one for one in ranks if _waits(one) < _SELDOM * most]
 
@@ -175,7 +167,7 @@ def waited_for(ranks: Sequence[StepParts]) -> list[StepParts]:
 def _waits(parts: StepParts) -> float:
     """Return the share of the step in which a rank waits for other ranks.
 
-    Waits for answers of remote calls do not count, because no rank is late with them.
+    Waits for answers of remote calls do not count, because no rank is late in that case.
     """
     return parts.share(parts.waiting_ns - parts.answers_ns)
 
@@ -211,20 +203,23 @@ def suggestions(
     loader: Loader | None = None,
     taken: CoreUse | None = None,
 ) -> tuple[str, ...]:
-    """Up to three things to try.
+    """Return up to three suggestions.
 
     Args:
-        parts: of all ranks.
-        ranks: of each.
-        steps: that were looked at.
-        started: starts and ends of loaders' workers in all steps of the cell.
+        parts: breakdown for all ranks.
+        ranks: breakdown for each rank.
+        slow: the straggler, if there is one.
+        gradients: times of gradient synchronisation; None: DDP did not synchronise.
+        steps: number of inspected steps.
+        started: starts and ends of DataLoader workers in all steps of the cell.
+        has_gpu: the ranks use GPUs.
         is_sharded: see the function of this name.
-        bubble: of the pipeline that the ranks are stages of.
-        page_faults: of a step, mean of the ranks.
-        loader: the loader that the steps wait for; None: its settings are not known.
-        taken: how long ranks waited for a core; None: not known.
+        bubble: bubble of the pipeline whose stages the ranks are.
+        page_faults: page faults per step, mean of the ranks.
+        loader: the DataLoader that the steps wait for; None: its settings are unknown.
+        taken: time that ranks waited for a core; None: unknown.
     """
-    # One rank's slow loader says nothing about the others'.
+    # The slow loader of one rank says nothing about the other ranks.
     others = [one for one in ranks if slow is None or one.rank != slow.rank or slow.phase != "input"]
     input_ns, workers_ns = (
         float(np.median([getattr(one, name) for one in others])) if others else 0.0
@@ -268,7 +263,9 @@ def suggestions(
 def _for_waiting(
     parts: StepParts, world_size: int, slow: Straggler | None, bubble: Bubble | None, steps: int
 ) -> list[tuple[float, str]]:
-    """The time of a step that ranks lose by waiting for each other, and what to try. Arguments as of `suggestions`."""
+    """Return the time per step that ranks lose by waiting for each other, with suggestions. Arguments as for
+    `suggestions`.
+    """
     if slow is not None:
         return [(slow.lost_ns, _balance(slow))]
     if bubble is not None:
@@ -289,7 +286,7 @@ def _balance(slow: Straggler) -> str:
 
 
 def _for_communication(parts: StepParts, gradients: GradientTimes | None, is_sharded: bool) -> list[tuple[float, str]]:
-    """Things to try with the time in ns that each is about."""
+    """Return suggestions, each with the time in ns that it concerns."""
     exposed, found = parts.exposed_ns, []
     is_small = parts.step_ns < _SHORT_STEP_NS and parts.share(parts.compute_ns) < 0.5
     if is_small and parts.share(exposed) >= _NOTABLE:
@@ -365,14 +362,14 @@ def _how_to_accumulate(gradients: GradientTimes) -> str:
 
 
 def is_sharded(recording: RowSource, found: StepTable) -> bool:
-    """Whether FSDP, DTensor or a pipeline communicates in these steps: such a model is not for DDP."""
+    """Return whether FSDP, DTensor or a pipeline communicates in these steps. DDP is not suitable for such a model."""
     calls = recording.rows("call")
     origins = calls["origin"][(calls["issue_ns"] >= found.start_ns.min()) & (calls["issue_ns"] < found.end_ns.max())]
     return bool(np.isin(origins, [ORIGINS.index(name) for name in ("fsdp", "dtensor", "pipeline")]).any())
 
 
 def gradients_of(recording: RowSource, found: StepTable) -> GradientTimes | None:
-    """How these steps have synchronised their gradients; None where DDP did not."""
+    """Return how these steps synchronised their gradients; None if DDP did not synchronise."""
     begin, end = found.start_ns.min(), found.end_ns.max()
     calls, spans = recording.rows("call"), recording.rows("span")
     calls = select(calls, (calls["bucket"] >= 0) & (calls["issue_ns"] >= begin) & (calls["issue_ns"] < end))
@@ -381,7 +378,7 @@ def gradients_of(recording: RowSource, found: StepTable) -> GradientTimes | None
     in_steps = (spans["start_ns"] >= begin) & (spans["end_ns"] <= end)
     spans = select(spans, (spans["kind"] == SPANS.index("backward")) & in_steps)
     steps, of_step, counts = np.unique(_keys(calls["rank"], calls["step"]), return_inverse=True, return_counts=True)
-    # When the last bucket of each backward ended, and when the backward itself did.
+    # End of the last bucket of each backward pass, compared with the end of the backward pass.
     keys, of_backward = np.unique(_keys(calls["rank"], calls["backward"]), return_inverse=True)
     passes = np.bincount(of_step[np.unique(of_backward, return_index=True)[1]], minlength=len(steps))
     last_end = np.full(len(keys), -1, np.int64)
@@ -401,5 +398,5 @@ def gradients_of(recording: RowSource, found: StepTable) -> GradientTimes | None
 
 
 def _keys(ranks: Numbers, numbers: Numbers) -> Numbers:
-    """(n,) one number for both."""
+    """Return one number (n,) for each pair."""
     return ranks.astype(np.int64) << 40 | numbers.astype(np.int64)

@@ -1,10 +1,11 @@
-"""Bytes per second of each operation, by group and size, counted as nccl-tests counts them.
+"""Bytes per second of each operation, by group and size, as defined by nccl-tests.
 
-A transfer lasts from the arrival of the last rank to the end of the slowest: waiting for a slow rank is no transfer.
+A transfer lasts from the arrival of the last rank to the end of the slowest rank. Waiting for a slow rank is not part
+of it.
 
-The size of a message is that of the whole: all output together for all_gather and gather, all input for reduce_scatter
-and scatter. Algorithm bandwidth is size / time. Bus bandwidth is what each rank's link to the others has carried, if
-the operation sends as little as it can; it compares with the hardware's specification for any number of ranks n.
+The message size is the total: all output together for all_gather and gather, all input for reduce_scatter and scatter.
+Algorithm bandwidth is size / time. Bus bandwidth is the traffic on each rank's link to the others, if the operation
+sends as little as possible. It can be compared with the hardware specification for any number of ranks n.
 
 | operation | bus bandwidth / algorithm bandwidth |
 |---|---|
@@ -29,13 +30,13 @@ from ddp_notebook.observe.views import Bandwidth
 from ddp_notebook.records.operation import POINT_TO_POINT
 from ddp_notebook.records.schema import STATES, Rows
 
-_FEWEST_ALONE = 3  # if so many transfers overlapped no other, only these count
+_FEWEST_ALONE = 3  # if at least this number of transfers overlapped no other, only these count
 _FAILED = STATES.index("failed")
 _OF_ALL_BUT_ONE = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 
 
 class _Key(NamedTuple):
-    """Transfers with the same key are counted together."""
+    """Key of transfers that are counted together."""
 
     op: str
     group_name: str
@@ -45,14 +46,14 @@ class _Key(NamedTuple):
 
 
 def bandwidth(recording: RowSource, cell: int | None = None) -> list[Bandwidth]:
-    """Bandwidths by operation, group and size.
+    """Return bandwidths by operation, group and size.
 
-    A send counts together with its receive. Transfers that overlapped another one look slower than they are, so they
-    are left out where at least three did not.
+    A send counts together with its receive. Transfers that overlap look slower than they are, so they are left out if
+    at least three did not overlap.
 
     Args:
-        recording: what the ranks have recorded.
-        cell: of this cell only.
+        recording: the recorded tables.
+        cell: number of a cell; None: all cells.
 
     Example:
         >>> from tests.observe.synthetic import simulate
@@ -61,7 +62,7 @@ def bandwidth(recording: RowSource, cell: int | None = None) -> list[Bandwidth]:
         [('all_reduce', 4000000, 20, 1.0, 1.5)]
     """
     calls = calls_of(recording, cell)
-    found: list[tuple[_Key, int, int, bool]] = []  # begin, end, whether it ended well on all ranks
+    found: list[tuple[_Key, int, int, bool]] = []  # begin, end, whether it succeeded on all ranks
     for matched in (match_collectives(recording, calls), match_messages(recording, calls)):
         if len(matched):
             found += _transfers(recording, matched, calls[matched.index])
@@ -78,7 +79,7 @@ def bandwidth(recording: RowSource, cell: int | None = None) -> list[Bandwidth]:
         alone = [at for at in places if is_alone[at]]
         chosen = alone if len(alone) >= _FEWEST_ALONE else places
         transfer_ns = float(np.median((ends - begins)[chosen]))
-        algorithm = key.nbytes / transfer_ns  # bytes per ns are 1e9 bytes per s
+        algorithm = key.nbytes / transfer_ns  # bytes per ns equal 1e9 bytes per s
         result.append(
             Bandwidth(
                 op=key.op,
@@ -95,11 +96,11 @@ def bandwidth(recording: RowSource, cell: int | None = None) -> list[Bandwidth]:
 
 
 def bus_factor(op: str, world_size: int) -> float:
-    """Bus bandwidth over algorithm bandwidth.
+    """Return the ratio of bus bandwidth to algorithm bandwidth.
 
     Args:
-        op: as users call it: "all_reduce", "all_gather_single_coalesced".
-        world_size: ranks of the group.
+        op: name as users call it: "all_reduce", "all_gather_single_coalesced".
+        world_size: number of ranks in the group.
 
     Example:
         >>> bus_factor("all_reduce", 4), bus_factor("reduce_scatter_single", 4), bus_factor("broadcast", 4)
@@ -132,7 +133,7 @@ def _transfers(recording: RowSource, matched: Matched, rows: Rows) -> Iterator[t
 
 
 def _alone(begins: Times, ends: Times) -> npt.NDArray[np.bool_]:
-    """(n,) which intervals overlap no other.
+    """Return a mask (n,) of the intervals that overlap no other.
 
     Example:
         >>> _alone(np.array([0, 5, 20]), np.array([10, 8, 30])).tolist()

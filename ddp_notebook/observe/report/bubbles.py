@@ -1,5 +1,4 @@
-"""The bubble of a pipeline: how much of its ranks' time no action fills, how much of that is the schedule's, and what
-makes it smaller."""
+"""Bubble of a pipeline: the idle share of its ranks' time, the part caused by the schedule, and how to reduce it."""
 
 from __future__ import annotations
 
@@ -11,24 +10,24 @@ from ddp_notebook.observe.steps.pipelines import pipelines
 from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.records.units import percent
 
-_LAST = 10  # steps that are looked at
-_LARGE = 0.15  # of a step: worth being the verdict
+_LAST = 10  # number of inspected steps
+_LARGE = 0.15  # share of a step that is large enough for the verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bubble:
-    """Of one pipeline: medians over its last steps."""
+    """Bubble of one pipeline: medians over its last steps."""
 
     schedule: str
     stages: int
     microbatches: int
-    measured: float  # share of the ranks' time from the first action to the last, 0 to 1
-    ideal: float  # the same if messages took no time
+    measured: float  # idle share of the ranks' time from the first action to the last, 0 to 1
+    ideal: float  # the same share if messages took no time
     span_ns: float
 
     @property
     def lost_ns(self) -> float:
-        """Of each rank's time in a step, mean of the ranks."""
+        """Idle time per step, mean of the ranks."""
         return self.measured * self.span_ns
 
     @property
@@ -37,19 +36,21 @@ class Bubble:
 
     @property
     def note(self) -> str:
-        """A line of the report."""
+        """Line of the report."""
         ideal = f"{percent(self.ideal)} would be with these actions if messages took no time"
         return f"Bubble of {self._what}: {percent(self.measured)} of the ranks' time; {ideal}"
 
     def loss(self, step_ns: float) -> tuple[float, str]:
-        """The share of the step, and the verdict about it; 0 where it is not worth a word."""
+        """Return the lost share of the step, and the verdict about it; 0 if it is not worth mentioning."""
         share = self.lost_ns / step_ns if step_ns else 0.0
         if share < _LARGE:
             return 0.0, ""
         return share, f"{percent(share)} of the step is the bubble of the pipeline: {self._what}"
 
     def suggestions(self) -> list[str]:
-        """What to try, if anything. The schedule's bubble lasts as long with more microbatches of the same size."""
+        """Return suggestions. With more microbatches of the same size, the duration of the schedule's bubble is
+        unchanged.
+        """
         if self.ideal < _LARGE:
             return []
         doubled = self.ideal / (2 - self.ideal)
@@ -60,10 +61,10 @@ class Bubble:
 
 
 def bubbles(recording: RowSource, cell: int | None) -> list[Bubble]:
-    """Of each pipeline of a cell; none where the cell has no pipeline.
+    """Return the bubble of each pipeline of a cell. Return [] if the cell has no pipeline.
 
     Args:
-        cell: None: the last one with a pipeline.
+        cell: number of the cell; None: the last one with a pipeline.
     """
     found = pipelines(recording, cell, last=_LAST + 1)
     found = [one for one in found if one.cell == found[-1].cell]

@@ -1,6 +1,6 @@
-"""Find ranks that were ready to run and had no core, and the processes that used the cores.
+"""Find ranks that were ready to run without a free core, and the processes that used the cores.
 
-The numbers come from the scheduler's statistics.
+The numbers come from the statistics of the scheduler.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.records.schema import Rows
 from ddp_notebook.records.units import ms
 
-LARGE = 0.15  # share of a step from which it is the first sentence of a report
-_OTHERS_CORES = 0.25  # a report names other processes that use at least so many cores
-_ALL = 0.8  # share of a host's cores from which its ranks count as using all
-_OTHERS_SHARE = 0.15  # a report names other processes that use at least this share of a host's cores
-_LEAST_NS = 200_000_000  # shortest time between two samples: processor time of a host is counted in ticks of 10 ms
-_AROUND_NS = 300_000_000  # samples come with batches, up to so long after a step
+LARGE = 0.15  # share of a step above which it is the first sentence of a report
+_OTHERS_CORES = 0.25  # a report mentions other processes that use at least this number of cores
+_ALL = 0.8  # share of a host's cores above which its ranks count as using all
+_OTHERS_SHARE = 0.15  # a report mentions other processes that use at least this share of a host's cores
+_LEAST_NS = 200_000_000  # shortest time between two samples: CPU time of a host is counted in ticks of 10 ms
+_AROUND_NS = 300_000_000  # samples arrive with batches, up to this time after a step
 _MANY_HOSTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreUse:
-    """Time in which main threads of ranks were ready to run and had no core, and the use of the cores."""
+    """Time in which main threads of ranks were ready to run without a free core, and the use of the cores."""
 
     share: float  # share of the time, mean over the ranks
-    # For each host: mean number of cores that other processes used, that its ranks used, and that it has.
+    # For each host: mean number of cores used by other processes, cores used by its ranks, number of its cores.
     used: dict[str, tuple[float, float, int]]
 
     @property
@@ -71,15 +71,15 @@ def _counts(used: float, cores: int) -> bool:
 
 
 def taken(recording: RowSource, steps: StepTable) -> CoreUse | None:
-    """Return how long ranks waited for a core during these steps; None where it was not counted.
+    """Return the time that ranks waited for a core during these steps; None if it was not counted.
 
     Args:
-        recording: whose rows `RESOURCE` are read.
-        steps: of one cell, at least one.
+        recording: source of `RESOURCE` rows.
+        steps: steps of one cell, at least one.
     """
     rows = recording.rows("resource")
     rows = rows[rows["ran_ns"] > 0]
-    looks: dict[int, Rows] = {}  # for each rank: its first and last sample
+    looks: dict[int, Rows] = {}  # first and last sample, by rank
     for rank in steps.ranks:
         own = steps.rank == rank
         begin_ns, end_ns = int(steps.start_ns[own].min()), int(steps.end_ns[own].max()) + _AROUND_NS
@@ -98,7 +98,7 @@ def taken(recording: RowSource, steps: StepTable) -> CoreUse | None:
         of_host.setdefault(recording.hosts[rank] if rank < len(recording.hosts) else "", []).append(rank)
     for host, ranks in of_host.items():
         if len(ranks) < (list(recording.hosts).count(host) if recording.hosts else recording.world_size):
-            continue  # the processor time of an unknown rank would count as that of another process
+            continue  # the CPU time of an unknown rank would count as that of another process
         busy = float(np.mean([_rate(looks[rank], "host_busy_ns") for rank in ranks]))
         own = sum(_rate(looks[rank], "ran_ns") for rank in ranks)
         used[host] = max(busy - own, 0.0), own, int(looks[ranks[0]]["host_cores"][-1])

@@ -1,4 +1,4 @@
-"""Settings of the loaders of a training run, and suggestions for faster loading."""
+"""Settings of the DataLoaders of a training run, and suggestions for faster loading."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms
 
-_NOTABLE = 0.1  # share of a step from which the report mentions it
-_LEAST_NS = 1e6  # a batch of a worker takes about as long where cores are busy
-_NUMBER = re.compile(r" \d+$")  # of one of several loaders of a class; the program has no such name
+_NOTABLE = 0.1  # share of a step that the report mentions
+_LEAST_NS = 1e6  # a batch of a worker may take this time if cores are busy
+_NUMBER = re.compile(r" \d+$")  # suffix for one of several loaders of a class; the program does not have this name
 _INPUT, _WORKERS = map(SPANS.index, ("input", "workers"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """The loader that the steps wait for most."""
+    """The DataLoader that the steps wait for most."""
 
     kind: str  # name of its class
     workers: int
     is_persistent: bool
-    batches: int  # per epoch; -1: unknown
-    epochs: int  # epochs in the cell, on the rank that has the most
-    started_ns: float  # total time of the start and the end of its workers in the cell, mean of the ranks
+    batches: int  # batches per epoch; -1: unknown
+    epochs: int  # epochs in the cell, on the rank with the most
+    started_ns: float  # total time for the start and end of its workers in the cell, mean of the ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """Starts and ends of workers of loaders in all steps of a cell, mean of the ranks."""
+    """Starts and ends of DataLoader workers in all steps of a cell, mean of the ranks."""
 
-    count: int  # steps with one, on the rank that has the most
-    steps: int  # of the cell
+    count: int  # number of steps with a start or end, on the rank with the most
+    steps: int  # number of steps of the cell
     workers_ns: float
     steps_ns: float  # duration of all steps
-    cell_ns: float | None  # duration of the cell; None: not known
+    cell_ns: float | None  # duration of the cell; None: unknown
 
     @property
     def share(self) -> float:
@@ -49,7 +49,7 @@ class Started:
 
 
 def started_in(steps: StepTable, cell_ns: float | None) -> Started:
-    """Return the starts and ends of workers in these steps, at least one."""
+    """Return the starts and ends of workers in these steps, at least one step."""
     workers, ranks = steps.parts["workers"], len(steps.ranks)
     return Started(
         count=int(np.bincount(steps.rank[workers > 0]).max(initial=0)),
@@ -61,7 +61,7 @@ def started_in(steps: StepTable, cell_ns: float | None) -> Started:
 
 
 def loader_of(recording: RowSource, steps: StepTable) -> Loader | None:
-    """Return the loader that these steps wait for most; None where its settings are not known.
+    """Return the DataLoader that these steps wait for most; None if its settings are unknown.
 
     Args:
         recording: rows of the cell alone.
@@ -109,16 +109,16 @@ def loading(
     has_gpu: bool,
     cores_are_taken: bool,
 ) -> list[tuple[float, str]]:
-    """Return things to try, each with the time per step in ns that it concerns.
+    """Return suggestions, each with the time per step in ns that it concerns.
 
     Args:
-        loader: the loader that the steps wait for; None: its settings are not known.
-        step_ns: how long a step takes.
+        loader: the DataLoader that the steps wait for; None: its settings are unknown.
+        step_ns: duration of a step.
         input_ns: part of `step_ns`: wait for the loader.
         workers_ns: part of `input_ns`: start and end of workers.
         started: starts and ends of workers in all steps of the cell.
         has_gpu: the ranks use GPUs.
-        cores_are_taken: other processes use the cores, so more workers would not run.
+        cores_are_taken: other processes use the cores, so more workers would not help.
     """
     found = []
     waits_ns = input_ns - workers_ns

@@ -1,4 +1,4 @@
-"""Memory that steps give back to the system and take from it again, page by page."""
+"""Memory that steps release to the system and request again, page by page."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.records.schema import Rows
 
-FAULT_NS = 1_500  # what one takes, much of it to fill the page with zeros; measured on two cores: 1.0 to 2.4 us
+FAULT_NS = 1_500  # cost of a page fault, mostly for zeroing the page; measured on two cores: 1.0 to 2.4 us
 
 
 def page_faults(recording: RowSource, steps: StepTable, step_ns: float) -> float:
-    """Page faults of a step for memory that the rank has had before, mean of the ranks.
+    """Return the page faults per step for memory that the rank had before, mean of the ranks.
 
-    Ranks are looked at once a second, and the median of the seconds counts: neither a pause between two steps nor what
-    is done once is a step's. 0.0 where nothing is known, and for ranks on a GPU, whose memory is not the system's.
+    Ranks are sampled once per second, and the median over the seconds counts. So pauses between steps and one-time work
+    are excluded. The result is 0.0 if nothing is known, and for ranks on a GPU, whose memory does not come from the
+    system.
 
     Args:
-        steps: of one cell, of some ranks or all.
-        step_ns: how long one takes.
+        recording: source of `RESOURCE` rows.
+        steps: steps of one cell, of some or all ranks.
+        step_ns: duration of a step.
     """
     rows = recording.rows("resource")
     rows = rows[(rows["page_faults"] > 0) & (rows["gpu_allocated_bytes"] < 0)]
@@ -36,13 +38,13 @@ def page_faults(recording: RowSource, steps: StepTable, step_ns: float) -> float
 
 
 def _rates(looks: Rows) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Page faults for each ns between two looks at a rank, without those of memory that it has more than before.
+    """Return page faults per ns between two samples of a rank, except those of memory growth.
 
     Args:
-        looks: (n,) rows of `RESOURCE`, in the order of time.
+        looks: (n,) rows of `RESOURCE`, in order of time.
 
     Returns:
-        (m,) fewer than n: a new process in the rank's place counts from 0.
+        (m,) fewer than n: a new process of the rank counts from 0.
     """
     faults, passed_ns = np.diff(looks["page_faults"]), np.diff(looks["time_ns"])
     grown = np.maximum(np.diff(looks["rss_bytes"]), 0) / mmap.PAGESIZE

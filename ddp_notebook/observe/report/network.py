@@ -1,8 +1,8 @@
-"""Whether the network between machines was waited for, or a rank.
+"""Find out if ranks waited for the network between machines, or for another rank.
 
-A collective waits for a rank until the last one has come; what follows is the network's, where its ranks are on several
-machines. Clocks of machines are compared with an error: a rank that came late by less than that is not seen, so only
-what lasts longer than both errors can be blamed on the network.
+A collective waits for a rank until the last one has arrived. The rest is network time, if its ranks are on several
+machines. Clock offsets between machines have an error, and a delay of a rank below this error cannot be detected. So
+only times above both errors are attributed to the network.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.records.units import ms, size
 
 _MOST_NAMED = 3  # hosts in a sentence
-_MOSTLY = 0.5  # of the time for which data moved
+_MOSTLY = 0.5  # share of the time in which data moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkTimes:
-    """What the collectives that joined machines took after their last rank had come."""
+    """Times of collectives between machines, after the arrival of their last rank."""
 
-    hosts: tuple[str, ...]  # that they joined
-    bytes_per_s: float  # sizes of the messages, by the time for which at least one was under way
-    transfer_ns: float  # of one of them, median
-    error_ns: int  # by which times of two ranks may be off
+    hosts: tuple[str, ...]  # machines of their ranks
+    bytes_per_s: float  # total message size, divided by the time with at least one pending transfer
+    transfer_ns: float  # duration of one transfer, median
+    error_ns: int  # largest error between the times of two ranks
 
     def words(self) -> str:
-        """What stands behind a share of the step."""
+        """Return the text that follows a share of the step."""
         if self.transfer_ns <= self.error_ns:
             return (
                 "is communication that no compute hides; whether for the network or for a rank cannot be told, since "
@@ -42,10 +42,11 @@ class NetworkTimes:
 
 
 def network(recording: RowSource, found: StepTable) -> NetworkTimes | None:
-    """What the network did in these steps; None: their ranks are on one machine, or most data stayed in each.
+    """Return the network times in these steps; None if all ranks are on one machine, or most data stayed within
+    machines.
 
     Args:
-        recording: what the ranks have recorded.
+        recording: the recorded tables.
         found: steps, at least one.
 
     Example:
@@ -84,6 +85,6 @@ def network(recording: RowSource, found: StepTable) -> NetworkTimes | None:
 
 
 def _union(begins: np.ndarray, ends: np.ndarray) -> int:
-    """How long at least one of these intervals lasts, which begin in the order of time."""
+    """Return the total time covered by intervals, which are ordered by their begin."""
     until = np.maximum.accumulate(ends)
     return int((until - np.maximum(begins, np.concatenate((begins[:1], until[:-1])))).clip(0).sum())

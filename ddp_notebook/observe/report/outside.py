@@ -1,5 +1,7 @@
-"""The time of a cell: its steps, and what belongs to none: evaluation, checkpoints, before the first step, after the
-last one. The rows add up to the time of the cell."""
+"""Time of a cell: its steps, evaluation, checkpoints, before the first step, after the last one.
+
+The rows add up to the time of the cell.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,16 @@ Row = tuple[str, int, float]
 class Outside:
     """Time of a cell in its steps and outside of them: means of the ranks."""
 
-    # From the begin of the cell to its end. While it runs, and for a script, which has no cell: to the end of its last
-    # step, evaluation or checkpoint.
+    # From the begin of the cell to its end. For a running cell, and for a script, to the end of its last step,
+    # evaluation or checkpoint.
     cell_ns: float
-    # For each activity outside of steps: its name, its count on a rank (0: not counted), and its total time in ns.
+    # For each activity outside of steps: name, count on a rank (0: not counted), total time in ns.
     rows: tuple[Row, ...]
-    steps: tuple[Row, ...]  # the same of steps; an indented row is a part of the one above
+    steps: tuple[Row, ...]  # the same for steps; an indented row is a part of the row above
 
     @property
     def whole_ns(self) -> tuple[float, ...]:
-        """The times that add up to `cell_ns`."""
+        """Times that add up to `cell_ns`."""
         return tuple(ns for name, _, ns in (*self.steps, *self.rows) if not name.startswith(" "))
 
 
@@ -45,7 +47,7 @@ def outside(recording: RowSource, found: StepTable, in_mean: Numbers) -> Outside
     Args:
         recording: rows of the cell alone.
         found: all of its steps.
-        in_mean: numbers of the steps that are in the mean of the run.
+        in_mean: numbers of the steps in the mean of the run.
     """
     spans = recording.rows("span")
     spans = select(spans, spans["end_ns"] >= 0)
@@ -53,7 +55,7 @@ def outside(recording: RowSource, found: StepTable, in_mean: Numbers) -> Outside
     for rank in found.ranks:
         own, steps = select(spans, spans["rank"] == rank), found[found.rank == rank]
         if int(steps.number.min()) or (steps.start_ns[1:] < steps.end_ns[:-1]).any():
-            return None  # the first rows are not kept any more, or several threads step at the same time
+            return None  # the first rows were dropped, or several threads step at the same time
         of_ranks.append(_of_rank(own, steps))
     if not of_ranks:
         return None
@@ -69,7 +71,7 @@ def outside(recording: RowSource, found: StepTable, in_mean: Numbers) -> Outside
 
 
 def _of_steps(found: StepTable, in_mean: Numbers, saves: Rows) -> tuple[Row, ...]:
-    """Return the rows of the steps that are in the mean of the run, and of the others, each with its parts."""
+    """Return the rows of the steps in the mean of the run, and of the others, each with its parts."""
     is_in_mean, rows = np.isin(found.number, in_mean), list[Row]()
     saves_ns, counts = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
     for rank in found.ranks if len(saves) else ():
@@ -125,17 +127,17 @@ def _of_rank(spans: Rows, steps: StepTable) -> dict[str, tuple[int, float]]:
 
 
 def _evaluations(spans: Rows, saves: Rows, begins: Times, ends: Times) -> list[tuple[int, int, int, int]]:
-    """Return the begin and the end of the evaluation in each gap between steps that has one, the index of the gap, and
-    the time in ns without the checkpoints that it saves.
+    """Return the evaluation in each gap between steps that has one.
 
-    It begins with the first load of the loader that gives the data of its first forward, and includes the end of the
-    loader's workers.
+    A tuple contains its begin and end, the index of the gap, and its time in ns without checkpoints that it saves. It
+    begins with the first load of the DataLoader that feeds its first forward pass, and includes the end of the loader's
+    workers.
     """
     loads, found = spans[np.isin(spans["kind"], _LOADS)], []
     is_pass = (spans["kind"] == _EVALUATION) | ((spans["kind"] == _FORWARD) & ~spans["is_training"])
     passes, backwards = spans[is_pass], spans["start_ns"][np.isin(spans["kind"], _BACKWARDS)]
     gap_of_pass = _gap(begins, ends, passes["start_ns"])
-    # A step that the program has not ended: its forwards are in the last gap, and have a backward.
+    # Exclude a step that the program has not ended: its forward passes are in the last gap, and have a backward pass.
     trains = (passes["kind"] == _FORWARD) & (passes["start_ns"] < backwards.max(initial=-1))
     gap_of_pass[trains & (gap_of_pass == len(begins) - 1)] = -1
     for gap in np.unique(gap_of_pass[gap_of_pass >= 0]).tolist():
@@ -153,7 +155,7 @@ def _evaluations(spans: Rows, saves: Rows, begins: Times, ends: Times) -> list[t
 
 
 def _inside(spans: Rows, begins: Times, ends: Times) -> Rows:
-    """Return the spans that begin in a gap, cut off at its end."""
+    """Return the spans that begin in a gap, truncated at its end."""
     gap = _gap(begins, ends, spans["start_ns"])
     found = spans[gap >= 0].copy()
     found["end_ns"] = np.minimum(found["end_ns"], ends[gap[gap >= 0]])

@@ -1,4 +1,4 @@
-"""Remote calls in words: who serves them, who waits for them, and where they queue."""
+"""Sentences about RPC calls: callees, waiting callers, queues."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.observe.tables.remote import calls
 from ddp_notebook.records.units import ms, percent
 
-_QUEUES_NS = 1_000_000  # before a call begins: less is its way
+_QUEUES_NS = 1_000_000  # shorter waits before a call begins are transfer time
 _MOST_LISTED = 4  # functions of calls that have not returned
-_WAITS = ("rpc_sync", "to_here")  # whose caller waits
+_WAITS = ("rpc_sync", "to_here")  # kinds of calls whose caller waits
 
 
 def served(recording: RowSource, cell: int | None, steps: StepTable | None = None) -> tuple[str, ...]:
-    """Sentences, without their full stops; none where nobody made a remote call.
+    """Return sentences about remote calls, without their full stops. Return () if there were no calls.
 
     Args:
-        recording: what the ranks have recorded.
-        cell: this cell; None: all.
-        steps: of the cell, whose time the calls are compared with; None: there are none.
+        recording: the recorded tables.
+        cell: number of a cell; None: all cells.
+        steps: steps of the cell, to compare the time of calls with; None: there are none.
     """
     found = calls(recording, cell)
     by_callee: defaultdict[int, list[RemoteCall]] = defaultdict(list)
@@ -73,7 +73,7 @@ def _serves(rank: int, own: Sequence[RemoteCall], steps: StepTable | None) -> st
 
 
 def _executing_ns(own: Sequence[RemoteCall], begin_ns: int, end_ns: int) -> int:
-    """For how long at least one of the calls was executed between these times."""
+    """Return the time between begin and end in which at least one of the calls was executed."""
     executed = sorted(
         (one.begun_ns, one.ended_ns) for one in own if one.begun_ns is not None and one.ended_ns is not None
     )
@@ -86,9 +86,9 @@ def _executing_ns(own: Sequence[RemoteCall], begin_ns: int, end_ns: int) -> int:
 
 
 def _waited_ns(own: Sequence[RemoteCall]) -> int:
-    """For how long at least one of a rank's threads waited."""
+    """Return the time in which at least one thread of a rank waited."""
     waited_ns = until_ns = 0
-    for call in own:  # by the time when they were sent
+    for call in own:  # ordered by the time when they were sent
         if call.kind in _WAITS and call.returned_ns is not None and call.returned_ns > until_ns:
             waited_ns += call.returned_ns - max(until_ns, call.sent_ns)
             until_ns = call.returned_ns

@@ -1,4 +1,4 @@
-"""A training cell in figures and words: what its steps took, why, and what to try.
+"""Report on a training cell, in numbers and sentences: breakdown of step times, causes, and advice.
 
 In [12]: 20 steps on 4 ranks, 84 ms/step (mean of steps 2 to 19 without the shortest and the longest, of 4 ranks), \
 1,515 samples/s
@@ -51,10 +51,10 @@ _OPTIMIZER = SPANS.index("optimizer")
 
 
 def apart(recording: Bounded, cell: int) -> list[int]:
-    """Ranks of a cell whose main thread took at least two optimizer steps, with no collective, send or receive from the
-    first one on.
+    """Return the ranks of a cell that took at least two optimizer steps without communication from the first step on.
 
-    Empty where it is a single rank, or where the rows that would tell are lost.
+    Only optimizer steps of the main thread count. Return [] for a single rank, or if the necessary rows are lost.
+
 
     Example:
         >>> from tests.observe.synthetic import simulate
@@ -82,11 +82,11 @@ def _steps_again(spans: Rows) -> bool:
 
 
 def _sends_nothing(calls: Rows, cell: int, since_ns: int) -> bool:
-    """Whether a rank is known to have made no call from then on in a cell whose first optimizer step began then."""
+    """Return whether a rank certainly made no call after `since_ns`, the time of its first optimizer step in a cell."""
     if (calls["issue_ns"][calls["cell"] == cell] > since_ns).any():
         return False
-    calls = select(calls, calls["call"] > 0)  # else the bucket of a comm hook, which has no number
-    # The oldest rows go first: if the oldest that is kept is later, those of this cell may be gone.
+    calls = select(calls, calls["call"] > 0)  # a bucket of a comm hook has no number
+    # The oldest rows are dropped first. If the oldest kept row is later, rows of this cell may be missing.
     return not len(calls) or bool(calls["call"].min() == 1 or calls["issue_ns"].min() < since_ns)
 
 
@@ -95,7 +95,9 @@ _BLOCK = SPANS.index("block")
 
 
 def blocks_of(recording: RowSource, steps: StepTable) -> tuple[str, ...]:
-    """A note about the named blocks of these steps, the longest first, mean of steps and ranks; none without one."""
+    """Return a note about the named blocks of these steps, the longest first, mean of steps and ranks; () without
+    blocks.
+    """
     spans = recording.rows("span")
     spans = select(spans, (spans["kind"] == _BLOCK) & (spans["end_ns"] >= 0))
     if not len(spans) or not len(steps):
@@ -117,15 +119,15 @@ def blocks_of(recording: RowSource, steps: StepTable) -> tuple[str, ...]:
 
 
 FEWEST_STEPS = 3  # a report on fewer steps lists only their durations
-_TOLD = 0.005  # share of a cell from which its part has a row, if it has no count
-_MOST_RANKS = 8  # a report on few steps lists each rank; with more ranks it shows the range
+_TOLD = 0.005  # share of a cell above which a part without a count has its own row
+_MOST_RANKS = 8  # a report on few steps lists each rank up to this number, and otherwise the range
 _COLUMNS = ("input", "compute", "exposed", "waiting", "optimizer", "rest")
 _PASSES = ("forward", "backward", "input gradient", "weight gradient")
 _TIMES = tuple(
     f"{name}_ns" for name in (*_COLUMNS, "workers", "forward", "backward", "answers", "communication", "overlapped")
 )
 _OWN = {"forward_ns": "own_forward_ns", "backward_ns": "own_backward_ns"}  # without exposed communication and waiting
-_PHASES = {  # columns of a `StepTable` by their names in a report; an indented phase is part of the one above
+_PHASES = {  # name in a report -> column of a `StepTable`; an indented phase is part of the phase above
     "input": "input",
     "  workers": "workers",
     "forward": "own_forward",
@@ -143,43 +145,43 @@ class Phase:
     """Duration of one phase of a step, over all ranks."""
 
     name: str
-    mean_ns: float  # over the steps that are in the mean of the run
-    median_ns: float  # this and the following: over all steps but the first two of the cell
+    mean_ns: float  # over the steps in the mean of the run
+    median_ns: float  # this and the following: over all steps except the first two of the cell
     most_ns: float  # 90th percentile
     max_ns: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Report:
-    """What a training cell's steps took. As text it is the table that `%ddp_report` shows.
+    """Report on the steps of a training cell. As text it is the table that `%ddp_report` shows.
 
-    `compute` is forward, backward and the execution of remote calls; `exposed` is communication that the ranks waited
-    for while data moved, `waiting` the time for which they waited for slower ranks and for answers of remote calls;
-    `rest` is what lies between. `workers` is the part of `input` for the start and the end of a loader's workers,
-    `answers` the part of `waiting` for remote calls.
+    `compute` is forward, backward and the execution of remote calls. `exposed` is communication during which the ranks
+    waited while data moved. `waiting` is the time that they waited for slower ranks and for answers of remote calls.
+    `rest` is the time between these phases. `workers` is the part of `input` for the start and end of DataLoader
+    workers, `answers` the part of `waiting` for remote calls.
     """
 
     cell: int | None  # None: no cell has steps
-    run: TrainingRun | None  # its numbers, which other displays share
-    steps: int  # that were looked at, of the rank that has the most
-    all_steps: int  # steps of the cell; more than steps + skipped if the recording was full
-    skipped: int  # steps at the start that were not
+    run: TrainingRun | None  # numbers of the run, which other displays share
+    steps: int  # number of inspected steps, of the rank with the most
+    all_steps: int  # steps of the cell; more than steps + skipped if rows were dropped
+    skipped: int  # number of first steps that were not inspected
     overall: StepParts | None
     ranks: tuple[StepParts, ...]
     phases: tuple[Phase, ...]
-    outside: Outside | None  # time of the cell in its steps and outside of them; None: not known
+    outside: Outside | None  # time of the cell in its steps and outside of them; None: unknown
     taken: CoreUse | None  # time in which ranks waited for a core; None: not counted
     times: tuple[str, ...]  # lines with the durations of the steps, if there are too few for phases
-    synchronises: bool  # the ranks synchronise gradients in buckets of DDP
+    synchronises: bool  # the ranks synchronise gradients in DDP buckets
     straggler: Straggler | None
-    efficiency: float | None  # samples/s over those of as many single ranks; None: it was not measured for this cell
-    notes: tuple[str, ...]  # sentences: how that compares with one rank alone, and what is missing
-    verdict: str  # a sentence
+    efficiency: float | None  # samples/s relative to the same number of single ranks; None: not measured for this cell
+    notes: tuple[str, ...]  # sentences, for example the comparison with one rank alone, or missing rows
+    verdict: str  # one sentence
     suggestions: tuple[str, ...]
 
     @property
     def prompt(self) -> str:
-        """The name of the cell for its reader: "In [8]"."""
+        """Displayed name of the cell: "In [8]"."""
         return "" if self.run is None else self.run.label
 
     def __repr__(self) -> str:
@@ -223,7 +225,7 @@ class Report:
         return text
 
     def _counted(self, run: TrainingRun) -> str:
-        """The steps, and how many there were if the first ones are not recorded any more."""
+        """Return the number of steps, and the total number if the first ones were dropped."""
         if self.steps + self.skipped < self.all_steps:
             return f"the last {self.steps:,} of {self.all_steps:,} steps"
         return run.counted
@@ -233,11 +235,11 @@ class Report:
 
 
 def report(recording: Bounded, cell: int | None = None) -> Report:
-    """The report of a training cell.
+    """Return the report on a training cell.
 
     Args:
-        recording: what the ranks have recorded.
-        cell: this cell; None: the last one that holds steps.
+        recording: the recorded tables.
+        cell: number of the cell; None: the last one with steps.
 
     Example:
         >>> from tests.observe.synthetic import simulate
@@ -400,7 +402,7 @@ def _last_cell_with_steps(recording: RowSource) -> int | None:
 
 
 def _later_passes(recording: RowSource, cell: int) -> tuple[str, ...]:
-    """Return a note if a later cell trained, as it seems, and no optimizer step of it was recorded."""
+    """Return a note if a later cell seems to have trained without a recorded optimizer step."""
     spans = recording.rows("span")
     cells = spans["cell"][(spans["kind"] == SPANS.index("backward")) & (spans["end_ns"] >= 0)]
     last = int(cells.max(initial=cell))
@@ -424,11 +426,11 @@ def _parts(steps: StepTable, rank: int) -> StepParts:
 
 
 def _phases(steps: StepTable, ranks: Sequence[StepParts]) -> tuple[Phase, ...]:
-    """Return the distribution of each phase over steps and ranks. Phases that took no time are left out.
+    """Return the distribution of each phase over steps and ranks, without phases that took no time.
 
     Args:
-        steps: all but the first two of the cell.
-        ranks: the means of each rank, over the steps that are in the mean of the run.
+        steps: all except the first two of the cell.
+        ranks: means of each rank, over the steps in the mean of the run.
     """
     columns = {"step": steps.duration_ns, **{name: steps.parts[part] for name, part in _PHASES.items()}}
     means = _mean(ranks)
@@ -443,7 +445,7 @@ def _phases(steps: StepTable, ranks: Sequence[StepParts]) -> tuple[Phase, ...]:
 
 
 def _mean(ranks: Sequence[StepParts]) -> StepParts:
-    """All ranks together: the mean of their times, and the sum of their samples."""
+    """Return the values for all ranks together: the mean of their times, and the sum of their samples."""
     known = [parts.samples_per_s for parts in ranks if parts.samples_per_s is not None]
     return StepParts(
         rank=None,
@@ -457,7 +459,9 @@ def _is_of(alone: Mapping[str, Any], cell: int) -> bool:
 
 
 def _efficiency(recording: RowSource, overall: StepParts, world_size: int, cell: int) -> float | None:
-    """Samples per second over those of as many ranks that each work alone; batches count as equal where unknown."""
+    """Return samples/s relative to the same number of ranks that each work alone. Unknown batch sizes count
+    as equal.
+    """
     alone = recording.baseline
     if not alone or not _is_of(alone, cell):
         return None
@@ -469,7 +473,7 @@ def _efficiency(recording: RowSource, overall: StepParts, world_size: int, cell:
 
 
 def _compared(recording: RowSource, cell: int, efficiency: float | None, world_size: int) -> tuple[str, ...]:
-    """A note, where one rank alone was measured."""
+    """Return a note about the comparison with one rank alone, if that was measured."""
     alone = recording.baseline
     if not alone:
         return ()
@@ -490,14 +494,14 @@ def _apart(recording: Bounded, cell: int) -> tuple[str, ...]:
 
 
 def _with_itself(recording: RowSource, overall: StepParts) -> tuple[str, ...]:
-    """A note, if the only rank of a session communicates."""
+    """Return a note if the only rank of a session communicates."""
     if recording.world_size > 1 or not overall.exposed_ns:
         return ()
     return ("Rank 0 is the only rank: exposed is the time of its communication with itself",)
 
 
 def _clocks(recording: RowSource, ranks: Sequence[StepParts]) -> tuple[str, ...]:
-    """A note, where ranks have clocks of their own: below which bound no rank is said to wait for another."""
+    """Return a note about the clock error, if hosts have different clocks. Waits below it are not reported."""
     errors = sorted(recording.clock_error_ns(parts.rank) for parts in ranks if parts.rank is not None)
     if not any(errors):
         return ()
@@ -529,7 +533,7 @@ def _what_is_missing(recording: RowSource, cell: int | None) -> str:
 
 
 def _rate(per_s: float, ranks: Sequence[StepParts] = (), *, separator: str = ",") -> str:
-    """Format samples per second with enough decimals that those of the ranks add up to their sum as they are shown."""
+    """Format samples per second with enough decimals that the displayed values of the ranks add up to their sum."""
     least = min((one.samples_per_s for one in ranks if one.samples_per_s), default=per_s)
     decimals = 0 if least >= 100 else 1 if least >= 10 else 2 if least >= 1 else 3
     return format(per_s, f"{separator}.{decimals}f")
@@ -553,7 +557,7 @@ def _table_of_phases(phases: Sequence[Phase]) -> list[str]:
 
 
 def _table_of_cell(found: Outside) -> list[str]:
-    """The parts of the time of a cell; short ones that are not counted share the last row."""
+    """Return the table with the parts of a cell's time. Short parts without a count share the last row."""
     rows: list[Row] = list(found.steps)
     others = 0.0
     for row in found.rows:

@@ -1,8 +1,8 @@
-"""Training steps, and who waited in them.
+"""Training steps, and waits between ranks.
 
-run        a training run in the numbers that every display of it shares
-steps      what the time of a step went into, on each rank
-cycles     where steps begin and end
-waits      who waited for whom in a collective, and which rank is slow again and again
-pipelines  the steps of a pipeline's schedule, and what they would be if messages took no time
+run        numbers of a training run that every display shares
+steps      breakdown of step times, on each rank
+cycles     begin and end of steps
+waits      waits in collectives, and stragglers
+pipelines  steps of a pipeline schedule, and the ideal schedule without message times
 """

@@ -26,26 +26,28 @@ _PASSES = [SPANS.index(kind) for kind in ("forward", "backward", "input gradient
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycles:
-    """The steps of one rank in one cell: step i lasts from `begins_ns[i]` to `ends_ns[i]`."""
+    """Steps of one rank in one cell: step i lasts from `begins_ns[i]` to `ends_ns[i]`."""
 
     begins_ns: Times  # (n,)
     ends_ns: Times  # (n,)
-    first: int  # the number of the first one; more than 0 where rows were dropped
-    threads: Numbers  # that step: one, or several, such as a thread for each step
+    first: int  # number of the first one; above 0 if rows were dropped
+    threads: Numbers  # threads that step: one, or several, for example a thread for each step
 
 
 def cycles(spans: Rows) -> Cycles | None:
-    """The steps of one rank in one cell. A step ends at the end of an optimizer span, and the next one begins there, or
-    after the evaluation and the checkpoints that follow it.
+    """Find the steps of one rank in one cell.
 
-    Where several optimizers of a thread take turns, as in a GAN, it ends with the one that ends their turn. Steps of
-    several threads all count, whether the threads follow each other or step at the same time.
+    A step ends at the end of an optimizer span. The next step begins there, or after the evaluation and checkpoints
+    that follow.
+
+    If several optimizers of a thread alternate, as in a GAN, a step ends with the last optimizer of each cycle. Steps
+    of several threads all count, whether the threads run one after the other or at the same time.
 
     Args:
         spans: (n,) rows of `records.SPAN`, of one rank and cell.
 
     Returns:
-        None where no step has ended.
+        None if no step has ended.
     """
     spans = select(spans, (spans["end_ns"] >= 0) & (spans["kind"] != _CELL))
     optimizers = outermost(select(spans, spans["kind"] == _OPTIMIZER))
@@ -54,7 +56,7 @@ def cycles(spans: Rows) -> Cycles | None:
     threads, ending = np.unique(optimizers["thread"]), _ending(optimizers)
     ends = optimizers["end_ns"][ending]
     first, skipped = 0, int(optimizers["step"][0])
-    if skipped:  # the rows of the first steps were dropped: begin behind the first end that is left
+    if skipped:  # the rows of the first steps were dropped: begin after the first known end
         turn = len(optimizers) / len(ending)
         first = round((skipped + int(ending[0]) + 1) / turn)
         return Cycles(begins_ns=_begins(spans, ends, threads)[1:], ends_ns=ends[1:], first=first, threads=threads)
@@ -65,7 +67,7 @@ def cycles(spans: Rows) -> Cycles | None:
 
 
 class _Pass(NamedTuple):
-    """A forward that may belong to an evaluation."""
+    """A forward pass that may belong to an evaluation."""
 
     kind: int
     name: int
@@ -75,39 +77,37 @@ class _Pass(NamedTuple):
 
 
 class Pauses:
-    """Finds where the next step begins after evaluation and checkpoints, which belong to no step.
+    """Finds the begin of the next step after evaluation and checkpoints, which belong to no step.
 
-    A step begins to compute with its first forward with gradients in training mode, or with the forwards in eval mode
-    before its first backward. Once a step has computed something, all belongs to it up to its end. Forwards before that
-    are an evaluation in these cases:
+    A step starts to compute with its first forward pass with gradients in training mode, or with the forward passes in
+    eval mode before its first backward pass. After that, everything up to its end belongs to the step. Earlier forward
+    passes are an evaluation in these cases:
 
     - the model also trains in the cell, and was in eval mode and computed no gradients;
-    - a batch is loaded between the forward and the step;
-    - the model is that of the step, and no batch is loaded between two steps.
 
-    Otherwise the forward belongs to the step, as that of a teacher does. This includes a model that does not train and
-    has a forward in each step. The next step begins with the first batch of the loader that its first forward or
-    backward has its data from. A loader that neither feeds this step nor has fed the last one belongs to an evaluation
-    whose forwards are not recorded: those of a model outside DDP and FSDP.
+    Otherwise the forward pass belongs to the step, for example that of a teacher model. This includes a model that does
+    not train and has a forward pass in each step. The next step begins with the first batch of the DataLoader that
+    feeds its first forward or backward pass. A loader that feeds neither this step nor the previous one belongs to an
+    evaluation with unrecorded forward passes, of a model outside DDP and FSDP.
 
-    Spans have to be added in the order of their begins.
+    Spans must be added in the order of their begin.
     """
 
     def __init__(self) -> None:
         self._trained: set[int] = set()  # models that have trained in the cell
         self._is_first = True  # the current step is the first one of the cell
-        self._companions: set[int] = set()  # models that do not train, with a forward in the last step
+        self._companions: set[int] = set()  # models that do not train, with a forward pass in the last step
         self._fed: set[int] = set()  # loaders of the last step
         self._forget()
 
     def _forget(self) -> None:
-        """Begin a step."""
-        self._passes: list[_Pass] = []  # that have come before the step computes
+        """Start a new step."""
+        self._passes: list[_Pass] = []  # passes before the step computes
         self._loads: list[tuple[int, int]] = []  # name of the loader, begin of the load
         self._until_ns = -1  # end of the last pause; -1: there was none
         self._begins_ns = -1  # begin of the step; -1: the end of the last one
         self._computes = False
-        self._others: set[int] = set()  # models that do not train, with a forward in this step
+        self._others: set[int] = set()  # models that do not train, with a forward pass in this step
         self._feeds: set[int] = set()  # loaders of this step
 
     def add(self, kind: int, name: int, start_ns: int, end_ns: int, is_training: bool) -> None:
@@ -136,7 +136,7 @@ class Pauses:
         """End a step, and return its begin.
 
         Args:
-            begin_ns: the end of the step before it.
+            begin_ns: end of the previous step.
         """
         if not self._computes:
             ends = [one.end_ns for one in self._passes if self._evaluates(one, self._trained)]
@@ -147,11 +147,11 @@ class Pauses:
         return begins_ns
 
     def _begin(self, models: set[int], start_ns: int) -> None:
-        """Begin to compute.
+        """Start to compute.
 
         Args:
-            models: of the first forwards of the step.
-            start_ns: begin of the first one.
+            models: models of the first forward passes of the step.
+            start_ns: begin of the first forward pass.
         """
         self._computes = True
         self._trained |= models
@@ -187,8 +187,9 @@ class Pauses:
         return self._loads[-1][1] > one.start_ns
 
     def _begin_of_others(self) -> int:
-        """Return the first load of the loader of this step after those of a loader that does not feed steps; -1 if
-        there is no such loader."""
+        """Return the begin of the step's first load after loads of a loader that does not feed steps; -1 without such a
+        loader.
+        """
         if self._is_first or not self._loads:
             return -1
         own = self._loads[-1][0]
@@ -227,7 +228,10 @@ def _may_pause(spans: Rows) -> bool:
 
 
 def outermost(spans: Rows) -> Rows:
-    """Those that lie in no other of their thread, by their ends: an optimizer around another one steps once."""
+    """Return the spans that are inside no other span of their thread, ordered by their end.
+
+    An optimizer that wraps another one counts once.
+    """
     spans = select(spans, np.lexsort((-spans["end_ns"], spans["start_ns"], spans["thread"])))
     is_outer = np.ones(len(spans), bool)
     begins = np.unique(spans["thread"], return_index=True)[1].tolist()
@@ -239,15 +243,16 @@ def outermost(spans: Rows) -> Rows:
 
 
 def _ending(optimizers: Rows) -> Numbers:
-    """Which of the optimizer spans end a step, by index. Turns are taken in a thread."""
+    """Return the indexes of the optimizer spans that end a step. Each thread has its own cycles."""
     of_threads = [np.flatnonzero(optimizers["thread"] == thread) for thread in np.unique(optimizers["thread"])]
     return np.sort(np.concatenate([own[_endings(optimizers["name"][own].tolist())] for own in of_threads]))
 
 
 def _endings(names: list[int]) -> list[int]:
-    """Which of the optimizer spans of a thread end a step.
+    """Return the indexes of the optimizer spans of a thread that end a step.
 
-    The one that joins last ends the turn. One that joins much later, or stops, ends the turns that it takes part in.
+    The optimizer that joins last ends a cycle. If it joins much later than the others, or stops, it only ends the
+    cycles in which it takes part.
 
     Example:
         >>> _endings([7, 8, 7, 8]), _endings([7, 7, 8, 7, 7, 8])
@@ -261,7 +266,7 @@ def _endings(names: list[int]) -> list[int]:
     places = np.flatnonzero(np.array(names) == joined[-1])
     turn = int(np.median(np.diff(places))) if len(places) > 1 else len(joined)
     ending = places.tolist()
-    before = int(places[0]) - turn + 1  # the turn of its first step begins here
+    before = int(places[0]) - turn + 1  # begin of the cycle with its first step
     if before > 2 * turn:
         ending = _endings(names[:before]) + ending
     behind = int(places[-1]) + 1

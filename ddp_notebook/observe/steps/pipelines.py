@@ -1,14 +1,15 @@
-"""The steps of pipelines: what every stage did with every microbatch, and what the schedule itself leaves empty.
+"""Steps of pipelines: the actions of each stage on each microbatch, and the bubble of the schedule itself.
 
-    rank 0   F0 F1 F2 F3 .. .. B0 .. B1 ..          measured: each action as it was
+    rank 0   F0 F1 F2 F3 .. .. B0 .. B1 ..          measured times
     rank 1      F0 F1 F2 F3 B0 .. B1 ..
                                                     ideal: the same actions, in the same order on each rank, each as
                                                     long as such actions take, and begun as soon as possible
 
-An action begins when the one before it on its rank has ended, and what it needs is there: a forward needs that of the
-stage before, a backward its own forward and the gradient of the stage behind, a weight gradient its input gradient.
+An action begins when the previous action of its rank has ended and its inputs exist. A forward needs that of the
+previous stage. A backward needs its own forward and the gradient of the next stage. A weight gradient needs its input
+gradient.
 
-Source: https://arxiv.org/abs/2104.04473, section 2.2 (what a pipeline's bubble is).
+Source: https://arxiv.org/abs/2104.04473, section 2.2 (definition of the pipeline bubble).
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ Key = tuple[str, int, int]  # kind, stage, microbatch
 class _Step(NamedTuple):
     """One step of a schedule: its span on each of its ranks."""
 
-    schedule: int  # a text
+    schedule: int  # number of a text
     cell: int
     number: int
-    spans: dict[int, tuple[int, int, int]]  # by rank: the span, how many stages, how many microbatches
+    spans: dict[int, tuple[int, int, int]]  # by rank: number of the span, number of stages, number of microbatches
 
 
 def pipelines(recording: RowSource, cell: int | None = None, last: int | None = None) -> list[Pipeline]:
-    """The steps of all pipelines of a cell that are known on all their stages, in the order in which they ended.
+    """Return the steps of all pipelines of a cell that are known on all their stages, in the order of their end.
 
     Args:
-        recording: what the ranks have recorded.
-        cell: this one only; None: all.
-        last: only so many of each schedule, the last ones; None: all.
+        recording: the recorded tables.
+        cell: number of a cell; None: all cells.
+        last: number of steps of each schedule, the last ones; None: all.
     """
     spans = recording.rows("span")
     spans = spans[(spans["pipeline"] > 0) & (spans["end_ns"] >= 0)]
@@ -61,13 +62,13 @@ def pipelines(recording: RowSource, cell: int | None = None, last: int | None = 
 def pipeline(
     recording: RowSource, cell: int | None = None, step: int | None = None, rank: int | None = None
 ) -> Pipeline:
-    """One step of a pipeline.
+    """Return one step of a pipeline.
 
     Args:
-        recording: what the ranks have recorded.
-        cell: this one; None: the last one with a pipeline.
-        step: its number in the cell, from 0; None: one of typical length.
-        rank: of the pipeline that this rank has a stage of; None: of the last one.
+        recording: the recorded tables.
+        cell: number of the cell; None: the last one with a pipeline.
+        step: its number in the cell, from 0; None: a step of typical length.
+        rank: select the pipeline in which this rank has a stage; None: the last pipeline.
 
     Raises:
         UsageError: no such step was recorded.
@@ -81,7 +82,7 @@ def pipeline(
         )
     found = [one for one in found if (one.cell, one.schedule) == (found[-1].cell, found[-1].schedule)]
     if step is None:
-        later = found[1:] or found  # of the first one much runs for the first time
+        later = found[1:] or found  # in the first step, much code runs for the first time
         return sorted(later, key=lambda one: one.span_ns)[(len(later) - 1) // 2]
     if step not in (numbers := [one.step for one in found]):
         raise UsageError(
@@ -91,7 +92,7 @@ def pipeline(
 
 
 def _steps(spans: Rows, last: int | None) -> Iterable[_Step]:
-    """Ranks count the same steps. They are brought together from the last one on, since the oldest rows go first."""
+    """Match the steps of all ranks, starting from the last one, because the oldest rows are dropped first."""
     for its_cell, name in np.unique(spans[["cell", "name"]]).tolist():
         own = spans[(spans["cell"] == its_cell) & (spans["name"] == name)]
         own = own[np.argsort(own["start_ns"], kind="stable")]
@@ -107,7 +108,7 @@ def _steps(spans: Rows, last: int | None) -> Iterable[_Step]:
 
 
 def _pipeline(recording: RowSource, step: _Step, actions: Rows) -> Pipeline | None:
-    """None where an action is missing."""
+    """Return None if an action is missing."""
     measured: list[Action] = []
     for rank, (span, _, _) in step.spans.items():
         mine = actions[(actions["rank"] == rank) & (actions["pipeline"] == span)]
@@ -132,10 +133,10 @@ def _pipeline(recording: RowSource, step: _Step, actions: Rows) -> Pipeline | No
 
 
 def ideal(measured: Sequence[Action]) -> tuple[Action, ...]:
-    """These actions without communication, each as long as the median of its stage and kind; the first begins at 0.
+    """Return these actions without communication, each with the median duration of its stage and kind, starting at 0.
 
     Args:
-        measured: by their start.
+        measured: actions ordered by their start.
 
     Example:
         >>> took = [(0, 0, 0, 10), (0, 1, 10, 20), (1, 0, 15, 25), (1, 1, 30, 40)]  # rank, microbatch, from, to
@@ -160,10 +161,10 @@ def _even_bubble(measured: Sequence[Action]) -> float:
 
 
 def orders_of(measured: Sequence[Action]) -> dict[int, list[Key]]:
-    """By rank, the order in which it has done these actions.
+    """Return the order of the actions on each rank.
 
     Args:
-        measured: by their start.
+        measured: actions ordered by their start.
     """
     orders: dict[int, list[Key]] = {}
     for one in measured:
@@ -172,14 +173,15 @@ def orders_of(measured: Sequence[Action]) -> dict[int, list[Key]]:
 
 
 def scheduled(orders: Mapping[int, Sequence[Key]], lasts_ns: Mapping[Key, int]) -> tuple[Action, ...]:
-    """When actions would begin and end if messages took no time.
+    """Return the actions with the times that they would have if messages took no time.
 
     Args:
-        orders: by rank, the kind, stage and microbatch of each action, in the order in which it does them.
-        lasts_ns: how long each action takes.
+        orders: by rank, the kind, stage and microbatch of each action, in execution order.
+        lasts_ns: duration of each action.
 
     Returns:
-        By their start. What waits for ever, since ranks do not agree on an order, is left out.
+        Actions ordered by their start. Actions that would wait forever, because ranks have contradictory orders, are
+        left out.
 
     Example:
         >>> orders = {0: [("forward", 0, 0), ("forward", 0, 1)], 1: [("forward", 1, 0), ("forward", 1, 1)]}
@@ -215,7 +217,7 @@ def _key(one: Action) -> Key:
 
 
 def _needs(key: Key, every: set[Key]) -> list[Key]:
-    """What must be there before an action, of those that are done at all."""
+    """Return the actions that must be complete before an action, limited to those in `every`."""
     kind, stage, microbatch = key
     if kind == FORWARD:
         needs = [(FORWARD, stage - 1, microbatch)]

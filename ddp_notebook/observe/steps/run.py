@@ -1,7 +1,7 @@
-"""One training run in the numbers that every display of it shares: label, steps, ms/step, MB of gradients.
+"""Numbers of a training run that every display shares: label, steps, ms/step, MB of gradients.
 
-A run is the optimizer steps of one cell. `%ddp_report`, `%ddp_status`, the monitor, its still picture and data frames
-take these numbers from here, so that they agree.
+A run is the optimizer steps of one cell. `%ddp_report`, `%ddp_status`, the monitor, its static page and data frames use
+these numbers, so that they agree.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms, size
 
 _OPTIMIZER = SPANS.index("optimizer")
-_TRIMMED = 20  # one step in so many is left out at either end of the durations
+_TRIMMED = 20  # one step in this number is left out at either end of the durations
 Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """The optimizer steps of one cell in numbers."""
+    """Numbers about the optimizer steps of one cell."""
 
     cell: int  # number in the recording
     label: str  # displayed name of the cell: "In [6]"; "cell 3" if the cell has no prompt
-    ranks: int  # number of ranks that have taken steps
-    steps: int  # number of steps of the rank that has taken the most
-    first: int  # number of the first step that is in the mean
-    trimmed: int  # the mean leaves out so many of the shortest steps, and so many of the longest
+    ranks: int  # number of ranks that took steps
+    steps: int  # number of steps of the rank with the most
+    first: int  # number of the first step in the mean
+    trimmed: int  # the mean leaves out this number of the shortest steps, and of the longest
     only: int | None  # number of the step, if the mean is over a single step
     step_ns: float  # mean duration of a step, see `definition`
-    gradient_nbytes: int  # bytes that a rank synchronises per step in buckets of DDP; 0 without DDP
+    gradient_nbytes: int  # bytes that a rank synchronises per step in DDP buckets; 0 without DDP
 
     @property
     def per_step(self) -> str:
-        """The duration of a step: "84 ms/step"."""
+        """Duration of a step: "84 ms/step"."""
         return f"{ms(self.step_ns)}/step"
 
     @property
     def definition(self) -> str:
-        """The steps and ranks that `per_step` averages, as text to show next to the number."""
+        """Steps and ranks that `per_step` averages, as text to show next to the number."""
         if self.only is not None:
             return f"step {self.only}" + (f", mean of {self.ranks} ranks" if self.ranks > 1 else "")
         without = f" without the {self.trimmed} shortest and {self.trimmed} longest" if self.trimmed else ""
@@ -56,7 +56,7 @@ class TrainingRun:
 
     @property
     def counted(self) -> str:
-        """The number of steps: "25 steps"."""
+        """Number of steps: "25 steps"."""
         return f"{self.steps:,} step{'s' * (self.steps != 1)}"
 
     def to_json(self) -> dict[str, Any]:
@@ -93,8 +93,8 @@ def run_of(recording: RowSource, cell: int | None = None) -> TrainingRun | None:
     """Return one training run; None if there is none.
 
     Args:
-        recording: what the ranks have recorded.
-        cell: its number; None: the last one with steps.
+        recording: the recorded tables.
+        cell: number of the cell; None: the last one with steps.
     """
     spans = recording.rows("span")
     if cell is None:
@@ -108,18 +108,20 @@ def run_of(recording: RowSource, cell: int | None = None) -> TrainingRun | None:
 
 
 def counted(numbers: Numbers, durations_ns: Numbers) -> tuple[Numbers, int]:
-    """The numbers of the steps that a mean is taken of: without the first two of the cell, and without the shortest and
-    the longest twentieth, such as one with a pause.
+    """Return the numbers of the steps over which a mean is taken.
 
-    The same numbers on all ranks, since all of them wait where one pauses. Means of the parts of the same steps add up
-    to the mean of these steps, which medians do not: a rank may wait in half of its steps.
+    The first two steps of the cell are left out, and the shortest and the longest twentieth, for example steps with a
+    pause.
+
+    The numbers are the same on all ranks, because all ranks wait when one pauses. Means of the parts of these steps add
+    up to the mean of the steps. Medians would not, because a rank may wait in half of its steps.
 
     Args:
-        numbers: (n,) of the steps of all ranks, in any order; all of them count if none comes after the first two.
-        durations_ns: (n,) of each.
+        numbers: (n,) numbers of the steps of all ranks, in any order. If there are only the first two steps, all count.
+        durations_ns: (n,) duration of each step.
 
     Returns:
-        The numbers, ascending, and how many were left out at either end.
+        The numbers, ascending, and the number of steps that were left out at either end.
 
     Example:
         >>> counted(np.array([0, 1, 2, 3, 4]), np.array([90, 9, 8, 70, 10]))
@@ -165,7 +167,7 @@ def _run(recording: RowSource, cell: int, spans: Rows, buckets: Rows) -> Trainin
 
 
 def _gradient_nbytes(buckets: Rows) -> int:
-    """Return the median over the steps and ranks that have synchronised gradients; 0 if none has."""
+    """Return the median over the steps and ranks that synchronised gradients; 0 if none did."""
     if not len(buckets):
         return 0
     keys = buckets["rank"].astype(np.int64) << 32 | buckets["step"]

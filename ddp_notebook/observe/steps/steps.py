@@ -1,4 +1,4 @@
-"""What the time of a training step went into, on each rank.
+"""Breakdown of the time of a training step, on each rank.
 
     step       |in.|forward   |backward                              |opt|
     bucket 0                        [=====]
@@ -9,13 +9,13 @@
     exposed                                                   ~~~~~~~~~~
 
 Each instant of a step belongs to exactly one part. A rank that is blocked in communication waits until the last rank
-has arrived, and what remains is exposed. Elsewhere input goes before forward and backward, and these go before the
-optimizer; time that nothing covers is `rest`.
+has arrived; the remaining blocked time is exposed. For all other time, input has priority over forward and backward,
+and these have priority over the optimizer. Time without any span is `rest`.
 
-A thread that waits for the answer of a remote call waits, whatever phase it is in. While the same rank executes calls
-of others, that is compute.
+A thread that waits for the answer of a remote call counts as waiting in any phase. If the same rank executes calls of
+others at that time, it counts as compute.
 
-Times are those of the host. Where a GPU runs behind its host, only what the host waits for is seen.
+Times are those of the host. If a GPU runs behind its host, only the time that the host waits is visible.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ddp_notebook.observe.views import WARM_UP, Bucket, Step
 from ddp_notebook.records.schema import ORIGINS, RPC_KINDS, RPC_SIDES, SPANS, Rows
 
 _DDP = (ORIGINS.index("ddp"), ORIGINS.index("ddp hook"))
-_PARTS = {  # kinds of spans, by the part of a step that they are
+_PARTS = {  # part of a step -> kinds of its spans
     "input": ("input", "workers"),
     "workers": ("workers",),
     "forward": ("forward", "evaluation"),
@@ -55,7 +55,7 @@ _PARTS = {  # kinds of spans, by the part of a step that they are
 _CALLER, _CALLEE = map(RPC_SIDES.index, ("caller", "callee"))
 _ANSWERED = [RPC_KINDS.index(kind) for kind in ("rpc_sync", "to_here")]  # calls whose caller waits
 _FUTURE = SPANS.index("future")
-# The parts of a step as `parts` names them; those of `Step` and the two parts of its compute.
+# Parts of a step as returned by `parts`: those of `Step`, and the two parts of its compute.
 PARTS = (
     *("input", "workers", "forward", "backward", "optimizer", "compute", "own_forward", "own_backward"),
     *("communication", "overlapped", "exposed", "waiting", "answers", "rest"),
@@ -65,17 +65,17 @@ Intervals = tuple[Times, Times]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTable:
-    """Steps in columns, by cell, rank and number: n of them."""
+    """Steps in columns, by cell, rank and number: n steps."""
 
     rank: Numbers
     cell: Numbers
-    number: Numbers  # in the cell, from 0
+    number: Numbers  # number in the cell, from 0
     start_ns: Times
     end_ns: Times
     samples: Numbers  # -1: unknown
-    is_pipelined: npt.NDArray[np.bool_]  # its rank has a stage of a pipeline: it waits for the schedule, not for a rank
+    is_pipelined: npt.NDArray[np.bool_]  # its rank has a pipeline stage, so it waits for the schedule, not for a rank
     parts: dict[str, Times]  # nanoseconds by the names in `PARTS`
-    buckets: tuple[tuple[Rows, Times, Times, _Layouts], ...]  # calls with their steps' begins and ends, by rank
+    buckets: tuple[tuple[Rows, Times, Times, _Layouts], ...]  # calls with the begins and ends of their steps, by rank
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -86,7 +86,7 @@ class StepTable:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that have steps, ascending."""
+        """Ranks that have steps, ascending."""
         return [int(rank) for rank in np.unique(self.rank)]
 
     def __getitem__(self, chosen: npt.NDArray[np.bool_]) -> StepTable:
@@ -108,13 +108,13 @@ class StepTable:
 
     @property
     def settled(self) -> StepTable:
-        """The steps after the first two of a cell; all of them where none is later."""
+        """Steps after the first two of a cell, or all steps if there are only these."""
         later = self.number >= WARM_UP
         return self[later] if later.any() else self
 
     @property
     def typical(self) -> StepTable:
-        """The steps that a mean is taken of, see `run.counted`. All are of one cell."""
+        """Steps over which a mean is taken, see `run.counted`. All must be of one cell."""
         return self[np.isin(self.number, counted(self.number, self.duration_ns)[0])]
 
     def steps(self) -> list[Step]:
@@ -146,15 +146,16 @@ class StepTable:
 
 
 def steps(recording: RowSource, cell: int | None = None, rank: int | None = None) -> list[Step]:
-    """The optimizer steps of a cell, by rank, with what their time went into.
+    """Return the optimizer steps of a cell, by rank, with the breakdown of their time.
 
     Args:
-        recording: what the ranks have recorded.
-        cell: of this cell only.
-        rank: of this rank only.
+        recording: the recorded tables.
+        cell: number of a cell; None: all cells.
+        rank: number of a rank; None: all ranks.
 
     Returns:
-        Steps that have ended. Several backwards, models or optimizers in a step count together, and so do the passes
+        Completed steps. Several backward passes, models or optimizers in a step count together, including passes that
+        accumulate gradients.
         whose gradients are accumulated.
 
     Example:
@@ -163,7 +164,7 @@ def steps(recording: RowSource, cell: int | None = None, rank: int | None = None
         >>> step.duration_ns // 10**6, step.compute_ns // 10**6, step.waiting_ns // 10**6, step.buckets[0].parameters
         (84, 30, 50, ('layers.3.weight',))
 
-    Source: https://docs.pytorch.org/docs/stable/notes/ddp.html (a backward ends when all buckets are reduced).
+    Source: https://docs.pytorch.org/docs/stable/notes/ddp.html (a backward pass ends when all buckets are reduced).
     """
     return measure(recording, cell, rank).steps()
 
@@ -192,7 +193,7 @@ def measure(recording: RowSource, cell: int | None = None, rank: int | None = No
 
 
 def _all_or(rows: Rows, chosen: npt.NDArray[np.bool_]) -> Rows:
-    """Return the chosen rows; the table itself, without a copy, if those are all."""
+    """Return the chosen rows; the table itself, without a copy, if all are chosen."""
     return rows if chosen.all() else select(rows, chosen)
 
 
@@ -209,7 +210,7 @@ def _joined(tables: Sequence[StepTable]) -> StepTable:
 
 
 def waited_for(recording: RowSource, calls: Rows) -> Times:
-    """(n,) how long each call waited for the other ranks."""
+    """Return the time (n,) that each call waited for other ranks."""
     waited = np.zeros(len(calls), np.int64)
     for matched in (match_collectives(recording, calls), match_messages(recording, calls)):
         waited[matched.index] = matched.waited_ns
@@ -224,7 +225,7 @@ def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, remote: R
     is_pipelined = bool((spans["kind"] == SPANS.index("pipeline")).any())
     samples, taken = np.full(count, -1), {name: np.zeros(count, np.int64) for name in PARTS}
     if len(edges) > 1:
-        lasts = ends > begins  # one without a duration has no part of the next one
+        lasts = ends > begins  # a step without a duration must not get parts of the next one
         at = np.minimum(np.searchsorted(edges, begins), len(edges) - 2)
         calls, waited = in_order(calls, waited)
         is_own = np.isin(calls["thread"], bounds.threads)
@@ -274,18 +275,18 @@ def parts(
     answers: Intervals = _NONE,
     served: Intervals = _NONE,
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Split the time between each edge and the next into the parts that `PARTS` names.
+    """Split the time between consecutive edges into the parts in `PARTS`.
+
+    Ranks can be measured together if their times were shifted so that they do not overlap.
 
     Args:
-        edges: (n + 1,) in order.
-        spans: finished spans of the threads that step.
-        calls: (m,) in the order of their issue.
+        edges: (n + 1,) in ascending order.
+        spans: completed spans of the threads that step.
+        calls: (m,) in the order of issue.
         waited: (m,) time that each call waited for other ranks.
-        is_own: (m,) whether a thread that steps has called it.
+        is_own: (m,) True for calls of a thread that steps.
         answers: begins and ends of waits for answers of remote calls.
         served: begins and ends of the execution of other ranks' calls.
-
-    Ranks whose times do not overlap, as they were moved apart, can be measured together.
     """
     count = len(edges) - 1
     of_kind = {part: np.isin(spans["kind"], [*map(SPANS.index, kinds)]) for part, kinds in _PARTS.items()}
@@ -306,7 +307,7 @@ def parts(
     covered = {name: _covers(*both, cuts) if len(both[0]) else nothing for name, both in intervals.items()}
 
     def total(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        """By step; exact, as sums of nanoseconds stay below 2**53."""
+        """Return the total by step. It is exact, because sums of nanoseconds stay below 2**53."""
         return np.bincount(of_step[mask], lengths[mask], count).astype(np.int64)
 
     free = ~covered["blocked"] & ~covered["answers"]
@@ -336,23 +337,23 @@ def parts(
 
 
 def in_order(calls: Rows, waited: Times) -> tuple[Rows, Times]:
-    """Calls in the order of their issue, with how long each has waited."""
+    """Return the calls in the order of issue, and the wait of each."""
     order = np.argsort(calls["issue_ns"], kind="stable")
     return select(calls, order), waited[order]
 
 
 def ends_of(calls: Rows) -> tuple[Times, Times]:
-    """When calls began and ended. One that is not known to have ended lasted as long as it was waited for."""
+    """Return when calls began and ended. If the end is unknown, a call lasts as long as the rank was blocked in it."""
     begun = arrivals(calls)
     ended = np.where(calls["end_ns"] >= 0, calls["end_ns"], begun + calls["blocked_ns"])
     return begun, np.maximum(ended, begun)
 
 
 def _blocked_from(calls: Rows, begun: Times, ended: Times, is_own: npt.NDArray[np.bool_]) -> Times:
-    """(n,) since when the rank did nothing but wait for the call to end; the call's end where it did other things.
+    """Return the time (n,) from which the rank was blocked in the call; the call's end if it was not blocked.
 
-    DDP waits where the recorder does not see it: for the buckets when the last one has been issued, and for others
-    at once.
+    The recorder does not see all waits of DDP. It waits for buckets after the last one was issued, and for other calls
+    immediately.
     """
     since = ended.copy()
     is_ddp, in_backward = np.isin(calls["origin"], _DDP), calls["backward"] != 0
@@ -372,19 +373,21 @@ def _blocked_from(calls: Rows, begun: Times, ended: Times, is_own: npt.NDArray[n
 
 
 def _covers(starts: Times, ends: Times, cuts: Times) -> npt.NDArray[np.bool_]:
-    """(n,) whether any of the intervals covers the time between each cut and the next.
+    """Return a mask (n,): True if an interval covers the time between a cut and the next.
 
     Args:
-        starts, ends: of the intervals.
-        cuts: (n + 1,) in order.
+        starts, ends: begins and ends of the intervals.
+        cuts: (n + 1,) in ascending order.
     """
     changes = [np.bincount(np.searchsorted(cuts, some), minlength=len(cuts) + 1) for some in (starts, ends)]
     return np.cumsum(changes[0] - changes[1])[: len(cuts) - 1] > 0
 
 
 def samples_of(spans: Rows, edges: Times) -> Numbers:
-    """(n,) samples between each edge and the next: those that the loaders gave, or else those that went through the
-    model with the most; -1 where none is known."""
+    """Return the samples (n,) between consecutive edges; -1 if unknown.
+
+    These are the samples that DataLoaders returned, or else those of the model with the most.
+    """
     count = len(edges) - 1
     for kinds in (("input", "workers"), ("forward",)):
         rows = spans[np.isin(spans["kind"], [*map(SPANS.index, kinds)]) & (spans["samples"] >= 0)]
@@ -403,7 +406,7 @@ def samples_of(spans: Rows, edges: Times) -> Numbers:
 
 
 def _buckets(calls: Rows, begins: Times, ends: Times, layouts: _Layouts) -> dict[tuple[int, int], list[Bucket]]:
-    """Return the buckets by rank and begin of the step, in the order of their issue."""
+    """Return the buckets by rank and begin of the step, in the order of issue."""
     at: Numbers = np.searchsorted(begins, calls["issue_ns"], "right") - 1
     inside = (at >= 0) & (calls["issue_ns"] < ends[np.maximum(at, 0)])
     calls, at = calls[inside], at[inside]
@@ -425,7 +428,7 @@ def _buckets(calls: Rows, begins: Times, ends: Times, layouts: _Layouts) -> dict
 
 
 class _Layouts:
-    """How each model had its parameters in buckets, and when."""
+    """Assignment of each model's parameters to buckets, over time."""
 
     def __init__(self, recording: RowSource) -> None:
         rows = np.sort(recording.rows("layout"), order="time_ns", kind="stable")
@@ -439,7 +442,7 @@ class _Layouts:
             layouts.append(parsed[number])
 
     def parameters(self, rank: int, model: int, bucket: int, issue_ns: int) -> tuple[str, ...]:
-        """The parameters of a bucket at that time; empty where they are not known."""
+        """Return the parameters of a bucket at that time; () if they are unknown."""
         times, layouts = self._known.get((rank, model), ([], []))
         at = bisect.bisect_right(times, issue_ns) - 1
         if at < 0 or bucket >= len(layouts[at]):
@@ -448,7 +451,7 @@ class _Layouts:
 
 
 def _parse(layout: str) -> list[tuple[str, ...]]:
-    """The parameters of each bucket; none where the text is no layout, as in a damaged file."""
+    """Return the parameters of each bucket; [] if the text is not a layout, as in a damaged file."""
     try:
         return [tuple(bucket["parameters"]) for bucket in json.loads(layout)]
     except (ValueError, TypeError, KeyError):

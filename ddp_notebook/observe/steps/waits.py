@@ -1,11 +1,11 @@
-"""When each rank came to each collective, how long the others waited, and whether one rank is slow again and again.
+"""Arrival times of each rank at each collective, the waits of the others, and detection of a straggler.
 
     rank 0   arrives |~~~~~~~~~ waits ~~~~~~~~~|== transfer ==|
     rank 1        arrives |~~~~~~ waits ~~~~~~~|== transfer ==|
     rank 2                             arrives |== transfer ==|      the last one: it waits least
 
-An all-reduce makes all steps equally long, that of the slow rank and those of the ranks that wait for it. So the slow
-rank shows by what it does *not* do: it is the one that waits least.
+An all-reduce makes all steps equally long, on the slow rank and on the ranks that wait for it. The slow rank is the one
+that waits least.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from ddp_notebook.records.words import rank_on
 
 _FEWEST_STEPS = 5
 _LEAST_SHARE = 0.6  # share of the steps in which it must have been the last
-_CHANCE = 0.01  # probability that ranks of equal speed would have one that is last that often
-_LEAST_LOSS = 0.05  # of a step
+_CHANCE = 0.01  # probability that one of equally fast ranks is last this often
+_LEAST_LOSS = 0.05  # share of a step
 _LEAST_LOSS_NS = 1_000_000
-_LEAST_TOTAL_NS = 200_000_000  # over all steps: another program that takes the core for a moment slows a rank as well
-_NOISE = 3.0  # times the scatter of the loss: the median absolute deviation
+_LEAST_TOTAL_NS = 200_000_000  # total over all steps: another program that uses the core for a moment also slows a rank
+_NOISE = 3.0  # multiple of the scatter of the loss, its median absolute deviation
 
 Times = npt.NDArray[np.int64]
 
 
 def waits(recording: RowSource, cell: int | None = None, group: str | None = None) -> list[Wait]:
-    """The collectives that at least two ranks have recorded, in the order in which they came about.
+    """Return the collectives that at least two ranks have recorded, in order of time.
 
     Args:
-        recording: what the ranks have recorded.
-        cell: of this cell only.
-        group: of this group only, by its name or by how it is described.
+        recording: the recorded tables.
+        cell: number of a cell; None: all cells.
+        group: name or title of a group; None: all groups.
 
     Example:
         >>> from tests.observe.synthetic import simulate
@@ -59,7 +59,7 @@ def waits(recording: RowSource, cell: int | None = None, group: str | None = Non
     rows = calls[matched.index]
     ranks = rows["rank"].tolist()
     last = rows[matched.last]
-    # nccl-tests' size of a message is the larger side of the rank that has the most: the root of a gather.
+    # The message size of nccl-tests is the larger side of the rank with the most: the root of a gather.
     sizes = np.maximum(rows["nbytes_in"], rows["nbytes_out"])
     nbytes = np.maximum.reduceat(sizes, matched.first[:-1]).tolist() if len(matched) else []
     groups = {number: recording.group_of(number) for number in np.unique(last["group"]).tolist()}
@@ -89,17 +89,17 @@ def waits(recording: RowSource, cell: int | None = None, group: str | None = Non
 
 
 def straggler(recording: RowSource, cell: int | None = None) -> Straggler | None:
-    """The rank that the others wait for, or None where the evidence is thin.
+    """Return the rank that the others wait for, or None if the evidence is insufficient.
 
-    A rank is named when it waited least in most steps, more often than ranks of equal speed would by chance, and when
-    what the others lost is more than 5 % of a step, more than 1 ms, more than three times its scatter, and more than
-    200 ms over all steps. The phase is the one in which it took longer than the others, not counting what it waited
-    for itself. Of ranks that are stages of a pipeline none is named: they wait for its schedule.
+    A rank is reported if it waited least in most steps, more often than equally fast ranks would by chance. The loss of
+    the others must be more than 5 % of a step, more than 1 ms, more than three times its scatter, and more than 200 ms
+    over all steps. The phase is the one in which it took longer than the others, without its own waits. Stages of a
+    pipeline are never reported, because they wait for its schedule.
 
     Args:
-        recording: what the ranks have recorded.
-        cell: this cell; None: the last one with steps. If it has no optimizer steps, the blocking collectives of its
-            busiest group are looked at instead.
+        recording: the recorded tables.
+        cell: number of the cell; None: the last one with steps. If it has no optimizer steps, the blocking collectives
+            of its busiest group are inspected.
 
     Example:
         >>> from tests.observe.synthetic import simulate
@@ -118,10 +118,10 @@ takes 61.1 ms, theirs 10.1 ms (medians)
 
 
 def straggler_of(found: StepTable, hosts: Sequence[str] = ()) -> Straggler | None:
-    """The same from steps that were measured already; those of the last cell count.
+    """Return the straggler from measured steps; those of the last cell count.
 
     Args:
-        hosts: by rank; (): they are on one machine.
+        hosts: machine of each rank; (): all ranks are on one machine.
     """
     found = found.of_cell(int(found.cell.max(initial=0)))
     if found.is_pipelined.any():  # the last stage waits least, and is not slow
@@ -131,12 +131,14 @@ def straggler_of(found: StepTable, hosts: Sequence[str] = ()) -> Straggler | Non
 
 
 def cost_of(found: StepTable, rank: int) -> float:
-    """Return the time per step in ns that the other ranks wait for a slow rank: the mean of the other ranks, each over
-    the steps that are in the mean of the run. Waits for answers of remote calls do not count.
+    """Return the time per step in ns that the other ranks wait for a slow rank.
+
+    This is the mean of the other ranks, each over the steps in the mean of the run. Waits for answers of remote calls
+    do not count.
 
     Args:
         found: steps of one cell.
-        rank: the slow one.
+        rank: the slow rank.
     """
     typical = found.typical
     waited = typical.parts["waiting"] - typical.parts["answers"]
@@ -146,19 +148,21 @@ def cost_of(found: StepTable, rank: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rounds:
-    """R ranks that meet n times."""
+    """Meetings of R ranks: n steps or collectives."""
 
     unit: str  # "steps" or "collectives"
     ranks: tuple[int, ...]
-    lasted_ns: Times  # (n,)
-    waited_ns: Times  # (R, n)
-    cost_of: Callable[[int], float]  # time in ns for which the others wait per round for this rank, mean
-    phases: dict[str, Times]  # (R, n) each, what a rank itself took
+    lasted_ns: Times  # (n,) duration
+    waited_ns: Times  # (R, n) wait
+    cost_of: Callable[[int], float]  # returns the mean time in ns per round that the others wait for this rank
+    phases: dict[str, Times]  # (R, n) each, time of a rank without waits
 
 
 def _rounds_of_steps(found: StepTable) -> _Rounds | None:
-    """The steps that all ranks have, without those at the start. Waits for answers of remote calls are no sign of a
-    slow rank: a server never waits."""
+    """Return the steps that all ranks have, without the first ones.
+
+    Waits for answers of remote calls do not count, because a server never waits, and is not slow.
+    """
     ranks, every = found.ranks, found
     found = found[found.number >= WARM_UP]
     numbers, counts = np.unique(found.number, return_counts=True)
@@ -169,7 +173,7 @@ def _rounds_of_steps(found: StepTable) -> _Rounds | None:
     order = np.lexsort((found.number, found.rank))
 
     def table(column: Times) -> Times:
-        """(R, n) this of each step."""
+        """Return a column by rank and step: (R, n)."""
         return column[order].reshape(len(ranks), len(common))
 
     parts = found.parts
@@ -190,7 +194,7 @@ def _rounds_of_steps(found: StepTable) -> _Rounds | None:
 
 
 def _rounds_of_collectives(found: Sequence[Wait]) -> _Rounds | None:
-    """The collectives of the busiest group. What a rank does between two of them counts as one phase."""
+    """Return the collectives of the busiest group. The time of a rank between two of them counts as one phase."""
     names = [wait.group_name for wait in found]
     if not names:
         return None
@@ -218,7 +222,7 @@ def _judge(rounds: _Rounds, hosts: Sequence[str]) -> Straggler | None:
     waited, (world, count) = rounds.waited_ns, rounds.waited_ns.shape
     if count < _FEWEST_STEPS:
         return None
-    least_two = np.sort(waited, axis=0)[:2]  # where these are the same, two ranks were last
+    least_two = np.sort(waited, axis=0)[:2]  # if these are equal, two ranks were last
     lasts = np.where(least_two[0] < least_two[1], waited.argmin(axis=0), -1)
     times_last = np.bincount(lasts[lasts >= 0], minlength=world)
     slow = int(times_last.argmax())
@@ -263,7 +267,7 @@ def _judge(rounds: _Rounds, hosts: Sequence[str]) -> Straggler | None:
 
 
 def fewest_steps(world_size: int) -> int:
-    """In how many steps one of several ranks must be the last, each time, before it is named.
+    """Return the number of steps in which one rank must be the last, each time, before it is reported.
 
     Example:
         >>> fewest_steps(2), fewest_steps(4), fewest_steps(64)
@@ -276,7 +280,7 @@ def fewest_steps(world_size: int) -> int:
 
 
 def _chance(times: int, count: int, world: int) -> float:
-    """The probability that any of `world` equally fast ranks is last at least `times` times in `count`.
+    """Return the probability that any of `world` equally fast ranks is last at least `times` times in `count`.
 
     Example:
         >>> _chance(5, 5, 4), round(_chance(11, 18, 4), 3), _chance(5, 5, 2)

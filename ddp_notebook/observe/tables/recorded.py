@@ -79,7 +79,7 @@ class FormerClock:
     """The former clock of a rank whose new process is on another host."""
 
     rank: int
-    ends: Mapping[str, int]  # by table: index of the first row with the next clock
+    ends: Mapping[str, int]  # index of the first row with the next clock, by table
     clock: Clock
 
 
@@ -210,7 +210,7 @@ class RecordedTables:
         Args:
             place: returns the position in `rows` of the row with an index; at most 0 for an earlier row.
         """
-        begins: dict[int, int] = {}  # by rank: position of the first row with its next clock
+        begins: dict[int, int] = {}  # position of the first row with the next clock, by rank
         for former in self.former:
             until = max(0, place(former.ends[table]))
             self._shift(table, rows, former.rank, former.clock, slice(begins.get(former.rank, 0), until))

@@ -56,7 +56,7 @@ class Store:
         self.tensors: OrderedDict[Key, tuple[Tensor, ...]] = OrderedDict()
         self._tensor_bytes = 0
         self._tensor_lock = threading.Lock()
-        self._processes: dict[tuple[int, int], _Process] = {}  # by rank and stream
+        self._processes: dict[tuple[int, int], _Process] = {}  # processes by rank and stream
 
     def feed(self, batch: Batch) -> None:
         """Add a batch. Its rows are copied."""

@@ -1,7 +1,7 @@
-"""A recording as a Chrome trace, which Perfetto opens.
+"""A recording as a Chrome trace, for Perfetto.
 
-trace          all of it
+trace          the complete trace
 tracks         slices, arrows and counters, and their JSON
-communication  collectives and messages on them
-profiles       what torch.profiler saw, on the same tracks
+communication  collectives and messages on the tracks
+profiles       profiles of torch.profiler, on the same tracks
 """

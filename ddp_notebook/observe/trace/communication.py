@@ -14,18 +14,18 @@ from ddp_notebook.records.operation import POINT_TO_POINT
 from ddp_notebook.records.schema import CALL, ORIGINS, REDUCE_OPS, STATES, Rows
 from ddp_notebook.records.words import format_ranks
 
-_Parameters = Mapping[tuple[int, int, int], tuple[str, ...]]  # by rank, time of issue and bucket
+_Parameters = Mapping[tuple[int, int, int], tuple[str, ...]]  # by rank, issue time and bucket
 
 _ISSUED = STATES.index("issued")
 
 
 def add_calls(trace: Trace, recording: RowSource, calls: Rows, found_steps: Sequence[Step], end_ns: int) -> None:
-    """Put them on the tracks of their ranks.
+    """Add calls to the tracks of their ranks.
 
     Args:
         calls: (n,) rows of `records.CALL`.
-        found_steps: whose buckets know their parameters.
-        end_ns: until then one is drawn that is still under way.
+        found_steps: steps whose buckets have the names of parameters.
+        end_ns: drawn end of pending calls.
     """
     collectives, messages = match_collectives(recording, calls), match_messages(recording, calls)
     parameters = {(one.rank, own.issue_ns, own.bucket): own.parameters for one in found_steps for own in one.buckets}
@@ -37,7 +37,7 @@ def add_calls(trace: Trace, recording: RowSource, calls: Rows, found_steps: Sequ
         title = recording.group_of(number)["title"]
         track = "send and recv" if one.category == "p2p" else f"communication: {title}"
         tracks.setdefault((rank, track), []).append(one)
-    # By name within a rank: the order of first use may differ from rank to rank.
+    # Sorted by name within a rank, because the order of first use may differ between ranks.
     for (rank, track), own in sorted(tracks.items(), key=lambda item: item[0]):
         trace.add_slices(rank, track, own, nests=False)
     for at in range(len(collectives)):
@@ -48,13 +48,13 @@ def add_calls(trace: Trace, recording: RowSource, calls: Rows, found_steps: Sequ
         pair = [slices[row] for row in messages.index[messages.first[at] : messages.first[at + 1]].tolist()]
         sends, receives = ([one for one in pair if one.args["op"] == op] for op in POINT_TO_POINT)
         if len(sends) == len(receives) == 1 and receives[0].end_ns >= sends[0].start_ns:
-            # If the receive began first, the arrow ends at the begin of the send: no arrow points back in time.
+            # If the receive began first, the arrow ends at the begin of the send, so that no arrow points back in time.
             touched = max(receives[0].start_ns, sends[0].start_ns)
             trace.add_arrow("message", "p2p", [Point(sends[0], sends[0].start_ns), Point(receives[0], touched)])
 
 
 def _slices(recording: RowSource, calls: Rows, parameters: _Parameters, end_ns: int) -> list[Slice]:
-    """One for each row."""
+    """Return a slice for each row."""
     names = CALL.names or ()
     begins = arrivals(calls).tolist()
     found = []
@@ -126,5 +126,5 @@ def _word(names: tuple[str, ...], code: int) -> str:
 def _shapes(text: str) -> Any:
     try:
         return json.loads(text) if text else []
-    except ValueError:  # a text that was lost, or cut
+    except ValueError:  # the text was lost or truncated
         return text

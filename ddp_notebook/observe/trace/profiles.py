@@ -1,8 +1,8 @@
-"""What torch.profiler has seen on a rank, on tracks of that rank.
+"""Profiles of torch.profiler, on tracks of their rank.
 
-Its Chrome traces hold `ts` in microseconds since `baseTimeNanoseconds`, which is in nanoseconds of the Unix epoch;
-where that is missing, as before torch 2.3, `ts` counts from the epoch itself. A process is the rank or one of its GPUs,
-a thread is a thread or a stream. Events whose process is no number are the profiler's own marks.
+Its Chrome traces contain `ts` in microseconds since `baseTimeNanoseconds`, which is in nanoseconds of the Unix epoch.
+If that is missing, as before torch 2.3, `ts` counts from the epoch. A process is the rank or one of its GPUs. A thread
+is a thread or a stream. Events with a process that is not a number are marks of the profiler itself.
 
 Source: https://github.com/pytorch/kineto/blob/main/libkineto/src/output_json.cpp; with torch 2.13 a span of known begin
 came out 0.14 ms behind the call that began it.
@@ -25,22 +25,22 @@ Profile = str | os.PathLike[str] | Mapping[str, Any]
 
 
 class _Key(NamedTuple):
-    """A thread or a stream, as the profile names it."""
+    """A thread or a stream, as named in the profile."""
 
     pid: int
     tid: str
 
 
 def add_profile(trace: Trace, rank: int, profile: Profile, offset_ns: int | None = None) -> None:
-    """Put slices, arrows, marks and counters of a profile on tracks of its rank.
+    """Add slices, arrows, marks and counters of a profile to tracks of its rank.
 
     Args:
-        rank: whose it is.
-        profile: what `export_chrome_trace` has written, or the path of that.
-        offset_ns: the rank's wall clock minus the notebook's monotonic clock; None: that of this machine, now.
+        rank: rank of the profile.
+        profile: output of `export_chrome_trace`, or the path of its file.
+        offset_ns: the rank's wall clock minus the notebook's monotonic clock; None: the present value on this machine.
 
     Raises:
-        UsageError: it is no such trace.
+        UsageError: it is not such a trace.
     """
     found = read(rank, profile)
     if offset_ns is None:
@@ -74,17 +74,17 @@ def add_profile(trace: Trace, rank: int, profile: Profile, offset_ns: int | None
     for key, own in sorted(slices.items(), key=lambda item: _place(item[0])):
         trace.add_slices(rank, _track(key, names), own)
     for (category, name, _), both in ends.items():
-        # An arrow begins and ends where a slice begins; the other end of some was not profiled.
+        # Both ends of an arrow are begins of slices. The other end of some arrows was not profiled.
         begin, end = (by_start.get(both[phase]) if phase in both else None for phase in ("s", "f"))
         if begin is not None and end is not None and begin.start_ns <= end.start_ns:
             trace.add_arrow(name, category or "profiler", [Point(begin, begin.start_ns), Point(end, end.start_ns)])
 
 
 def read(rank: int, profile: Profile) -> Mapping[str, Any]:
-    """What a profile holds.
+    """Read a profile.
 
     Raises:
-        UsageError: it cannot be read, or is none.
+        UsageError: it cannot be read, or is not a profile.
     """
     found: Any = profile
     if not isinstance(profile, Mapping):
@@ -102,7 +102,7 @@ def read(rank: int, profile: Profile) -> Mapping[str, Any]:
 
 
 def _names(events: list[Event]) -> dict[_Key | int, str]:
-    """Of threads; and of processes what they are: "CPU", "GPU 0"."""
+    """Return the names of threads, and the labels of processes: "CPU", "GPU 0"."""
     found: dict[_Key | int, str] = {}
     for event in events:
         args = event.get("args") or {}
@@ -115,18 +115,18 @@ def _names(events: list[Event]) -> dict[_Key | int, str]:
 
 def _track(key: _Key, names: Mapping[_Key | int, str]) -> str:
     process = names.get(key.pid, "")
-    # Streams have numbers that threads may have as well, and so have those of another GPU.
+    # Streams may have the same numbers as threads or as streams of another GPU.
     place = "" if process in ("", "CPU") else f"{process} "
     return f"profiler: {place}{names.get(key) or f'thread {key.tid}'}"
 
 
 def _place(key: _Key) -> tuple[int, int, str]:
-    """Threads, which have the larger process number, before streams."""
+    """Return a sort key: threads, which have the larger process number, come before streams."""
     return -key.pid, int(key.tid) if key.tid.isdecimal() else 0, key.tid
 
 
 def _plain(value: Any) -> Any:
-    """The same value for strict JSON, which has no infinity."""
+    """Convert a value for strict JSON, which has no infinity."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

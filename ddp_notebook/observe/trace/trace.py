@@ -1,22 +1,21 @@
-"""A recording as a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open.
+"""A recording as a Chrome trace, for https://ui.perfetto.dev and chrome://tracing.
 
-A process for each rank, named with its host where they are on several, with these tracks:
+The trace has a process for each rank, named with its host if there are several, with these tracks:
 
-| track | a slice is |
+| track | slices |
 |---|---|
-| cell | a cell; marks where a metric is no number |
-| step | a step; its arguments say what its time went into |
-| forward, backward, optimizer, input | the spans of the step, among them a pipeline's actions and named blocks |
-| communication: group | a collective, from its issue (on a GPU: from its start there) to its end |
-| send and recv | a message |
-| remote calls made, executed | a call until its caller has the answer; its function on the callee |
-| profiler: ... | what torch.profiler has seen, where the rank was profiled |
+| cell | cells; marks where a metric is not a finite number |
+| step | steps; the arguments are the breakdown of the time |
+| forward, backward, optimizer, input | spans of the step, including pipeline actions and named blocks |
+| communication: group | collectives, from their issue (on a GPU: from the start on the device) to their end |
+| send and recv | messages |
+| remote calls made, executed | calls until the caller has the answer; functions on the callee |
+| profiler: ... | profile of torch.profiler, if the rank was profiled |
 
-Arrows go through the same collective on all its ranks, in the order in which they came to it: the last one is what the
-others waited for. Others go from a send to its receive, and from a remote call to where it runs. Curves show metrics
-and resources.
+Arrows connect a collective on all its ranks, in the order of arrival: the others waited for the last one. Other arrows
+connect a send with its receive, and a remote call with its execution. Curves show metrics and resources.
 
-All times are of the notebook's clock; the possible error of a rank's times stands beside its name.
+All times are on the notebook's clock. The possible error of a rank's times is shown next to its name.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ MADE, EXECUTED = "remote calls made", "remote calls executed"
 
 
 def add_remote(trace: Trace, calls: Sequence[RemoteCall], end_ns: int) -> None:
-    """Put them on the tracks of their ranks.
+    """Add remote calls to the tracks of their ranks.
 
     Args:
         calls: in the order in which they were sent.
-        end_ns: until then one is drawn whose end is not known.
+        end_ns: drawn end of calls without a known end.
     """
     tracks: dict[tuple[int, str], list[Slice]] = {}
     arrows: list[tuple[str, Slice, Slice]] = []
@@ -70,7 +69,7 @@ def add_remote(trace: Trace, calls: Sequence[RemoteCall], end_ns: int) -> None:
     for (rank, track), slices in sorted(tracks.items(), key=lambda item: item[0]):
         trace.add_slices(rank, track, slices, nests=False)
     for name, made, run in arrows:
-        if run.end_ns >= made.start_ns:  # else clocks of two hosts differ by more than the call took
+        if run.end_ns >= made.start_ns:  # false if the clocks of two hosts differ by more than the call took
             touched = max(run.start_ns, made.start_ns)
             trace.add_arrow(name, "rpc", [Point(made, made.start_ns), Point(run, touched)])
 
@@ -94,7 +93,7 @@ def _args(call: RemoteCall) -> dict[str, Any]:
 
 
 _CELL, _BLOCK, _PIPELINE = map(SPANS.index, ("cell", "block", "pipeline"))
-_COUNTERS = {  # by the name of the curves: columns of `records.RESOURCE`, and what they are divided by
+_COUNTERS = {  # name of the curves -> columns of `records.RESOURCE`, divisor
     "memory of the process (MB)": ({"resident": "rss_bytes"}, 1e6),
     "CPU (% of one core)": ({"process": "cpu_percent"}, 1.0),
     "memory of the host (MB)": ({"used": "host_used_bytes"}, 1e6),
@@ -114,20 +113,20 @@ def chrome_trace(
     profiles: Mapping[int, Profile] | None = None,
     profile_offsets_ns: Mapping[int, int] | None = None,
 ) -> dict[str, Any]:
-    """The trace as what `json.dump` takes.
+    """Return the trace as data for `json.dump`.
 
     Args:
-        recording: what the ranks have recorded.
-        cell: of this cell only. Resources are those of its time; profiles are not cut.
-        profiles: by rank, what `torch.profiler.profile.export_chrome_trace` has written: a path, or what it holds.
-        profile_offsets_ns: by rank, its wall clock minus the notebook's monotonic clock; where nothing is said, that
-            of this machine.
+        recording: the recorded tables.
+        cell: number of a cell; None: all cells. Resources are limited to its time; profiles are complete.
+        profiles: by rank, output of `torch.profiler.profile.export_chrome_trace`: a path, or its contents.
+        profile_offsets_ns: by rank, its wall clock minus the notebook's monotonic clock; by default the value on this
+            machine.
 
     Returns:
-        Times are microseconds since the first event. `otherData` says when that was on the notebook's clock.
+        The trace. Times are microseconds since the first event; `otherData` has its time on the notebook's clock.
 
     Raises:
-        UsageError: nothing was recorded, or a profile is none.
+        UsageError: nothing was recorded, or a profile is invalid.
 
     Example:
         >>> from tests.observe.synthetic import simulate
@@ -183,15 +182,14 @@ def save(
     profiles: Mapping[int, Profile] | None = None,
     profile_offsets_ns: Mapping[int, int] | None = None,
 ) -> Path:
-    """Write the trace to a file; where its name ends in ".gz", compressed, which Perfetto opens as well.
+    """Write the trace to a file. If its name ends in ".gz", it is compressed; Perfetto opens it as well.
 
     Args:
-        path: of the file. What stands there is replaced, once the new one is complete.
-
-    The others are those of `chrome_trace`.
+        path: path of the file. An existing file is replaced when the new one is complete.
+        recording, cell, profiles, profile_offsets_ns: see `chrome_trace`.
 
     Raises:
-        UsageError: as `chrome_trace`, or the folder is not there.
+        UsageError: as for `chrome_trace`, or the folder does not exist.
     """
     target = in_a_folder(path)
     if target.is_dir():
@@ -209,7 +207,7 @@ def _of_cell(rows: Rows, cell: int | None) -> Rows:
 
 
 def _window(spans: Rows, calls: Rows, metrics: Rows, remotes: Sequence[RemoteCall]) -> tuple[int, int]:
-    """The first and the last time that is known: what has not ended is drawn until then."""
+    """Return the first and the last known time. Slices without an end are drawn until the last one."""
     times = np.concatenate([spans["start_ns"], spans["end_ns"], calls["issue_ns"], calls["end_ns"], metrics["time_ns"]])
     called = [time for one in remotes for time in (one.sent_ns, one.returned_ns) if time is not None]
     times = np.concatenate([times, np.array(called, np.int64)])
@@ -247,7 +245,7 @@ def _add_spans(trace: Trace, recording: RowSource, spans: Rows, end_ns: int) -> 
 
 
 def _add_phases(trace: Trace, recording: RowSource, spans: Rows, end_ns: int) -> None:
-    """A track for each thread: a loader of its own thread overlaps the step."""
+    """Add a track for each thread, because a DataLoader with its own thread overlaps the step."""
     phases = spans[spans["kind"] != _CELL]
     for rank, thread in np.unique(phases[["rank", "thread"]]).tolist():
         mine = phases[(phases["rank"] == rank) & (phases["thread"] == thread)]
@@ -272,7 +270,7 @@ def _add_metrics(trace: Trace, recording: RowSource, metrics: Rows) -> None:
         name = recording.text(number)
         if math.isfinite(value):
             trace.add_counter(rank, name, time_ns, {"value": value})
-        else:  # JSON has no such number and a curve no such point, but the user should see it
+        else:  # JSON has no such number, and a curve no such point, but the user must see it
             trace.add_instant(rank, "cell", f"{name} is {value:g}", time_ns, {STEP_UNITS[unit]: step})
 
 

@@ -1,7 +1,8 @@
-"""The tracks of a Chrome trace: slices, arrows between them, counters, and the JSON of all that.
+"""Tracks of a Chrome trace: slices, arrows between them, counters, and their JSON.
 
-Slices of one track lie beside or within each other, since viewers garble slices that overlap in part. A slice that
-overlaps another goes to a further track of the same name. Times are nanoseconds of one clock until they are written.
+Slices of one track are next to or within each other, because viewers cannot show slices that overlap partly. A slice
+that overlaps another one goes to an additional track with the same name. Times are nanoseconds of one clock until they
+are written.
 
 Source: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event Format).
 """
@@ -14,32 +15,32 @@ from typing import Any, NamedTuple
 
 Event = dict[str, Any]
 
-_TRACKS = 10_000  # of a process: numbers of tracks are unique in the whole trace, and none is that of a process
-_ORDER = {"M": 0, "X": 1, "C": 2, "i": 3, "s": 4, "t": 5, "f": 6}  # an arrow comes behind the slice that it leaves
+_TRACKS = 10_000  # tracks of a process: numbers of tracks are unique in the trace, and differ from those of processes
+_ORDER = {"M": 0, "X": 1, "C": 2, "i": 3, "s": 4, "t": 5, "f": 6}  # an arrow must follow the slice from which it starts
 
 
 @dataclass(slots=True, eq=False)
 class Slice:
-    """Something that lasts."""
+    """An interval with a name."""
 
     name: str
     category: str
     start_ns: int
     end_ns: int
     args: dict[str, Any] = field(default_factory=dict)
-    track: tuple[int, str] = (-1, "")  # set when it is put there: the process, and the name of the track
-    lane: int = 0  # which of the tracks of that name
+    track: tuple[int, str] = (-1, "")  # process and name of the track, set by `add_slices`
+    lane: int = 0  # index among the tracks of that name
 
 
 class Point(NamedTuple):
-    """Where an arrow touches a slice."""
+    """End of an arrow at a slice."""
 
     slice: Slice
-    ts_ns: int  # within it
+    ts_ns: int  # within the slice
 
 
 class Trace:
-    """What is drawn, by process and track. Tracks of a process are shown in the order in which they are named first.
+    """Contents of a trace, by process and track. Tracks of a process are shown in the order of their first use.
 
     Example:
         >>> trace = Trace()
@@ -52,29 +53,29 @@ class Trace:
     def __init__(self) -> None:
         self._processes: dict[int, tuple[str, str]] = {}
         self._tracks: dict[tuple[int, str], dict[int, int]] = {}  # numbers by lane
-        self._counts: dict[int, int] = {}  # of those of a process
+        self._counts: dict[int, int] = {}  # number of tracks by process
         self._events: list[Event] = []
         self._slices: list[Slice] = []
         self._arrows: list[tuple[str, str, list[Point]]] = []
 
     @property
     def begin_ns(self) -> int:
-        """The time that is 0 in the file."""
+        """Time that is 0 in the file."""
         times = [one.start_ns for one in self._slices] + [event["ts"] for event in self._events]
         return min(times, default=0)
 
     def add_process(self, pid: int, name: str, label: str = "") -> None:
-        """A process; they are shown by number."""
+        """Add a process. Processes are shown in the order of their numbers."""
         self._processes[pid] = name, label
 
     def add_slices(self, pid: int, track: str, slices: Iterable[Slice], *, nests: bool = True) -> None:
-        """Slices on a track, and on further ones of that name where they overlap.
+        """Add slices to a track, and to more tracks of that name if they overlap.
 
         Args:
-            pid: of the process.
-            track: its name.
-            slices: in any order; all that this track will have.
-            nests: whether one that lies within another one is part of it.
+            pid: number of the process.
+            track: name of the track.
+            slices: all slices of this track, in any order.
+            nests: True if a slice within another one is part of it.
         """
         ordered = sorted(slices, key=lambda one: (one.start_ns, -one.end_ns))
         for one, lane in zip(ordered, lanes([(one.start_ns, one.end_ns) for one in ordered], nests), strict=True):
@@ -83,20 +84,20 @@ class Trace:
             self._number(one.track, lane)
 
     def add_arrow(self, name: str, category: str, points: Iterable[Point]) -> None:
-        """An arrow from slice to slice, which are on tracks already. Times do not descend along it."""
+        """Add an arrow between slices that were added before. Times must not descend along it."""
         self._arrows.append((name, category, list(points)))
 
     def add_counter(self, pid: int, name: str, ts_ns: int, values: Mapping[str, float]) -> None:
-        """Numbers at a time, drawn as a curve each."""
+        """Add numbers at one time. Each is drawn as a curve."""
         self._events.append({"ph": "C", "name": name, "pid": pid, "ts": ts_ns, "args": dict(values)})
 
     def add_instant(self, pid: int, track: str, name: str, ts_ns: int, args: Mapping[str, Any] | None = None) -> None:
-        """A mark on a track."""
+        """Add a mark to a track."""
         event = {"ph": "i", "s": "t", "name": name, "pid": pid, "tid": self._number((pid, track), 0), "ts": ts_ns}
         self._events.append(event | ({"args": dict(args)} if args else {}))
 
     def events(self) -> list[Event]:
-        """All of it in the order of time, in microseconds since the first event."""
+        """Return all events in order of time, in microseconds since the first event."""
         begin_ns = self.begin_ns
         found = sorted(
             [*self._slice_events(), *self._arrow_events(), *self._events],
@@ -153,15 +154,15 @@ class Trace:
                     "tid": self._number(point.slice.track, point.slice.lane),
                     "ts": point.ts_ns,
                 }
-                yield event | {"bp": "e"} if phase == "f" else event  # to the slice around it, not to the next one
+                yield event | {"bp": "e"} if phase == "f" else event  # bind to the enclosing slice, not to the next one
 
 
 def lanes(times: Sequence[tuple[int, int]], nests: bool) -> list[int]:
-    """The lane of each interval, such that none overlaps another one in part.
+    """Return a lane for each interval, so that no two in a lane overlap partly.
 
     Args:
-        times: begin and end, by begin, the longer one first.
-        nests: whether one may lie within another one.
+        times: begin and end, ordered by begin, the longer one first.
+        nests: True if one may be within another one.
 
     Example:
         >>> lanes([(0, 10), (2, 5), (4, 7), (7, 12)], nests=True)
@@ -169,7 +170,7 @@ def lanes(times: Sequence[tuple[int, int]], nests: bool) -> list[int]:
         >>> lanes([(0, 10), (2, 5), (5, 7)], nests=False)
         [0, 1, 1]
     """
-    open_ends: list[list[int]] = []  # of each lane, the inner one last
+    open_ends: list[list[int]] = []  # open ends by lane, the inner one last
     found = []
     for begin, end in times:
         for ends in open_ends:
