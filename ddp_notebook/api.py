@@ -175,7 +175,7 @@ def options_of(session: Session) -> StartOptions:
 
 
 def as_asked(asked: StartOptions, session: Session) -> StartOptions:
-    """Return `options_of(session)`. If `asked.backend` leads to the same backend, return it in place of the session's.
+    """Return `options_of(session)`, but with `asked.backend` if both backends select the same one.
 
     `--backend auto` equals the backend that it selects, which is gloo on CPUs.
     """

@@ -133,8 +133,8 @@ class ClientError(DDPNotebookError):
 def _in_a_line(summary: str) -> str:
     """Return a summary `"ValueError: message"` as one line.
 
-    Of a long message only its first line is kept, or the first two if the first ends with a colon. If the message
-    contains a traceback, as from a DataLoader worker, the error of that traceback is added.
+    Only the first line of a message is kept, or the first two if the first ends with a colon. If the message contains a
+    traceback, as from a DataLoader worker, the error of that traceback is added.
     """
     if "\\nTraceback (most recent call last):" in summary:  # a KeyError shows its text escaped
         summary = summary.replace("\\n", "\n").replace("\\'", "'")

@@ -590,7 +590,7 @@ class Session:
         """Compare parameters, buffers, optimizer state, data length, random state and versions, or the given variables,
         between ranks.
 
-        Ranks send checksums; data is sent only if the checksums differ.
+        Ranks send checksums, and samples of tensors only if the checksums differ.
 
         Args:
             names: variables; none: all models, optimizers, loaders and all other state that must be equal.

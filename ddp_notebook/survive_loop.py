@@ -29,8 +29,9 @@ def survive(*members: Any, steps: int, on_loss: str = "replace", resume: str = "
     sent to other ranks.
 
     Args:
-        members: the model and the optimizer, the loader or sampler of the batches, and all other objects that the steps
-            change: schedulers and other objects with a `state_dict`, lists, dicts, sets, tensors, arrays, generators.
+        members: the model, the optimizer, the loader or sampler of the batches, and other objects that the steps
+            change. These may be schedulers and other objects with a `state_dict`, lists, dicts, sets, tensors, arrays,
+            generators.
         steps: number of steps.
         on_loss: "replace" gives the rank a new process. "shrink" continues with the other ranks, which are renumbered
             without a gap and share the rest of each epoch's data.

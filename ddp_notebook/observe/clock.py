@@ -1,7 +1,7 @@
 """Offsets between the ranks' clocks and the notebook's clock, measured by round trips.
 
-A rank reads its clock at some moment between the request and the answer, so the error of the midpoint is at most half
-of the round trip. The shortest round trip is the most precise; the others are not averaged in.
+A rank reads its clock between the request and the answer. So the error of the midpoint is at most half of the round
+trip. The shortest round trip is the most precise; the others are not averaged in.
 
 Source: "minimum filter" of NTP, RFC 5905, section 10 (https://www.rfc-editor.org/rfc/rfc5905#section-10).
 """

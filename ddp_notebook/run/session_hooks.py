@@ -39,27 +39,27 @@ class SessionFeature:
     # ---- the session
 
     def attached(self, remote: KeeperClient) -> None:
-        """A keeper has the running ranks. No message of them has arrived yet."""
+        """Called if a keeper has the running ranks, before any message of them arrives."""
 
     def started(self, *, is_attached: bool) -> None:
-        """The ranks can run cells."""
+        """Called when the ranks can run cells."""
 
     def stops(self) -> None:
-        """The session is about to stop, and the ranks are alive. Errors are logged."""
+        """Called before the session stops, while the ranks are alive. Errors are logged."""
 
     def close(self) -> None:
-        """No more messages arrive from the ranks."""
+        """Called when no more messages arrive from the ranks."""
 
     def joined(self) -> None:
-        """The ranks have ended."""
+        """Called when the ranks have ended."""
 
     # ---- cells
 
     def cell_begins(self, cell: RunCell) -> None:
-        """A cell is about to be sent."""
+        """Called before a cell is sent."""
 
     def cell_named(self, cell: int, prompt: str) -> None:
-        """The prompt of a cell is known, such as "In [6]"."""
+        """Called with the prompt of a cell, such as "In [6]"."""
 
     def side_view(self, target: DisplayTarget, code: str) -> SideView | None:
         """Return a view to show next to the output of a cell, or None."""
@@ -84,20 +84,20 @@ class SessionFeature:
         return {}
 
     def rank_moved(self, rank: int) -> None:
-        """The rank has a new process on another host."""
+        """Called when a rank has a new process on another host."""
 
     def before_renumbering(self) -> None:
-        """The ranks are about to be renumbered."""
+        """Called before the ranks are renumbered."""
 
     def renumbered(self, stayed: Mapping[int, int]) -> None:
-        """The ranks were renumbered.
+        """Called when the ranks were renumbered.
 
         Args:
             stayed: former number of each remaining rank, by its new number.
         """
 
     def resized(self) -> None:
-        """The number of ranks has changed. Called in the main thread."""
+        """Called in the main thread when the number of ranks has changed."""
 
 
 class SessionHooks:

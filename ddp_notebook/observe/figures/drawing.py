@@ -212,7 +212,7 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
     """
     # in points; an inner figure may be part of the outer one
     height = axes.get_window_extent().height / axes.figure.figure.dpi * 72
-    step = (_LABEL_PT + 1.5) / height  # as a share of the axes' height
+    step = (_LABEL_PT + 1.5) / height  # relative to the axes' height
     wanted = [_part(axes, y) for _, y, _, _ in ends]
     order = sorted(range(len(ends)), key=lambda at: wanted[at])
     for at, place in zip(order, spread([wanted[at] for at in order], step, 1.0), strict=True):

@@ -101,7 +101,12 @@ def _title(calls: Sequence[RemoteCall], left_out: int) -> str:
 
 @dataclass
 class _Drawing:
-    """Args: `column` is the position of each rank; each of `moments` is one line of the figure."""
+    """Draws the parts of a sequence diagram.
+
+    Args:
+        column: position of each rank.
+        moments: the lines of the figure, in order of time.
+    """
 
     axes: Axes
     column: Mapping[int, int]

@@ -29,7 +29,7 @@ _LARGE = 0.15  # share of a step that is large enough for the verdict
 _NOTABLE = 0.1  # share of a step that is worth mentioning
 _LARGE_REST = 0.3  # share of a step; some Python code between phases is normal, and so is an optimizer
 _MOSTLY = 0.7  # share of a step
-_MANY_BUCKETS, _SMALL_BUCKET = 8, 8_000_000  # DDP's default is 25 MiB
+_MANY_BUCKETS, _SMALL_BUCKET = 8, 8_000_000  # the DDP default is 25 MiB
 _MANY_BYTES = 10_000_000  # bytes of gradients per step
 _SHORT_STEP_NS = 20_000_000
 _LARGEST_FACTOR = 50  # for larger ratios the times are shown in place of the factor
@@ -219,7 +219,7 @@ def suggestions(
         loader: the DataLoader that the steps wait for; None: its settings are unknown.
         taken: time that ranks waited for a core; None: unknown.
     """
-    # The slow loader of one rank says nothing about the other ranks.
+    # A slow loader of one rank is no evidence about the other ranks.
     others = [one for one in ranks if slow is None or one.rank != slow.rank or slow.phase != "input"]
     input_ns, workers_ns = (
         float(np.median([getattr(one, name) for one in others])) if others else 0.0
@@ -369,7 +369,7 @@ def is_sharded(recording: RowSource, found: StepTable) -> bool:
 
 
 def gradients_of(recording: RowSource, found: StepTable) -> GradientTimes | None:
-    """Return how these steps synchronised their gradients; None if DDP did not synchronise."""
+    """Return the gradient synchronisation times of these steps; None if DDP did not synchronise."""
     begin, end = found.start_ns.min(), found.end_ns.max()
     calls, spans = recording.rows("call"), recording.rows("span")
     calls = select(calls, (calls["bucket"] >= 0) & (calls["issue_ns"] >= begin) & (calls["issue_ns"] < end))

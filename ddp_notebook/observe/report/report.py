@@ -55,7 +55,6 @@ def apart(recording: Bounded, cell: int) -> list[int]:
 
     Only optimizer steps of the main thread count. Return [] for a single rank, or if the necessary rows are lost.
 
-
     Example:
         >>> from tests.observe.synthetic import simulate
         >>> apart(simulate(world_size=2), 1)

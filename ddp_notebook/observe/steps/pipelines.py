@@ -39,7 +39,7 @@ class _Step(NamedTuple):
     schedule: int  # number of a text
     cell: int
     number: int
-    spans: dict[int, tuple[int, int, int]]  # by rank: number of the span, number of stages, number of microbatches
+    spans: dict[int, tuple[int, int, int]]  # rank -> number of the span, number of stages, number of microbatches
 
 
 def pipelines(recording: RowSource, cell: int | None = None, last: int | None = None) -> list[Pipeline]:

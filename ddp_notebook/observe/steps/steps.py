@@ -15,7 +15,7 @@ and these have priority over the optimizer. Time without any span is `rest`.
 A thread that waits for the answer of a remote call counts as waiting in any phase. If the same rank executes calls of
 others at that time, it counts as compute.
 
-Times are those of the host. If a GPU runs behind its host, only the time that the host waits is visible.
+Times are those of the host. A GPU may run later than its host. Then only waits of the host are visible.
 """
 
 from __future__ import annotations

@@ -92,9 +92,9 @@ def straggler(recording: RowSource, cell: int | None = None) -> Straggler | None
     """Return the rank that the others wait for, or None if the evidence is insufficient.
 
     A rank is reported if it waited least in most steps, more often than equally fast ranks would by chance. The loss of
-    the others must be more than 5 % of a step, more than 1 ms, more than three times its scatter, and more than 200 ms
-    over all steps. The phase is the one in which it took longer than the others, without its own waits. Stages of a
-    pipeline are never reported, because they wait for its schedule.
+    the others must exceed 5 % of a step, 1 ms, three times its scatter, and 200 ms over all steps. The phase is the one
+    in which it took longer than the others, without its own waits. Stages of a pipeline are never reported, because
+    they wait for its schedule.
 
     Args:
         recording: the recorded tables.

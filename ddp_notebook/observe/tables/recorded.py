@@ -119,7 +119,7 @@ class RecordedTables:
             parts.append(f"{dropped} rows lost")
         return f"<Recording of {self.world_size} rank{'s' * (self.world_size != 1)}: {', '.join(parts)}>"
 
-    # ---- input
+    # ---- what comes in
 
     def feed(self, batch: Batch) -> None:
         """Add a batch of a rank. Only one thread may call it."""
@@ -244,7 +244,7 @@ class RecordedTables:
         """Number of calls whose values were left out because training was fast. `%ddp_record all` keeps them."""
         return self.store.left_out
 
-    # ---- meaning of numbers
+    # ---- what a column's numbers mean
 
     def text(self, number: int) -> str:
         """Return the text for a number in a column of type `records.TEXT`."""

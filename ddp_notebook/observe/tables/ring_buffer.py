@@ -82,7 +82,7 @@ class RingBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Size of the allocated memory in bytes."""
+        """Upper bound of the used memory in bytes."""
         return self._rows.nbytes
 
     def append(self, rows: npt.NDArray[Any]) -> None:

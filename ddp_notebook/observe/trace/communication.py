@@ -14,7 +14,7 @@ from ddp_notebook.records.operation import POINT_TO_POINT
 from ddp_notebook.records.schema import CALL, ORIGINS, REDUCE_OPS, STATES, Rows
 from ddp_notebook.records.words import format_ranks
 
-_Parameters = Mapping[tuple[int, int, int], tuple[str, ...]]  # by rank, issue time and bucket
+_Parameters = Mapping[tuple[int, int, int], tuple[str, ...]]  # parameters by rank, issue time and bucket
 
 _ISSUED = STATES.index("issued")
 

@@ -402,7 +402,7 @@ class Cells:
         self._closed = True
         self._arrivals.end_all("the session was stopped")
 
-    # ---- control of a running cell (`watch.Controls`)
+    # ---- what can be done about one under way (`watch.Controls`)
 
     @property
     def is_running(self) -> bool:
@@ -478,7 +478,7 @@ class Cells:
         return self.probe.inspect(run)
 
     def kill(self, ranks: list[int]) -> None:
-        """Kill ranks that do not answer. Mark ranks of unreachable hosts as lost."""
+        """Kill ranks that do not answer. Mark the unreachable hosts of these ranks as lost."""
         self._cluster.give_up("the stop button was pressed again", ranks)
         with suppress(HostError):
             self._cluster.signal([rank for rank in ranks if rank in self._cluster.alive], signal.SIGKILL)

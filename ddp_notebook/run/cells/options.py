@@ -32,7 +32,7 @@ class CellOptions:
         fold: merge lines of several ranks that are equal or differ only in a few numbers; None: as the session does.
         here: run the cell in the notebook too, after the ranks.
         background: do not wait for the cell.
-        record: recording options; None: only what is always recorded.
+        record: recording options; None: the default recording.
     """
 
     ranks: str | None = None

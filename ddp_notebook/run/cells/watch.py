@@ -331,7 +331,7 @@ class Watch:
         elif self._screen is not None:
             self._screen.show(item)
 
-    # ---- ending the cell
+    # ---- ending it
 
     def _release(self, now: float) -> None:
         self._asked.clear()
@@ -383,7 +383,7 @@ class Watch:
             self._release(now)
             self._give_up_at = now + self._end_s
 
-    # ---- reporting a hang
+    # ---- saying why it does not end
 
     def _look_for_halts(self, now: float) -> None:
         """Report stopped or hanging processes. Ranks of the cell appear on the card."""

@@ -99,7 +99,7 @@ def _of_last_cell(by_rank: Facts, kind: str) -> dict[int, list[Mapping[str, Any]
     return {rank: [one for one in facts.get(kind, ()) if one["cell"] == last] for rank, facts in by_rank.items()}
 
 
-# ---- inputs of tensor parallel modules
+# ---- inputs of tensor parallel
 
 
 _TAKES = {  # kind of the unequal tensor -> event, code that requires equal tensors, remedy

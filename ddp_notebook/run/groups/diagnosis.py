@@ -20,7 +20,7 @@ class RankView:
     """Activity of one rank, as far as the notebook knows it."""
 
     rank: int
-    state: State  # in an operation, in code, unresponsive, about to fail, done with the cell, not in the cell, dead
+    state: State  # in an operation, in code, unresponsive, failed, done with the cell, not in the cell, dead
     place: str = ""  # "cell line 7, in all_reduce"; for a dead rank the cause of death
     operation: Operation | None = None  # operation in which it waits
     host: str = ""  # its host, if the ranks are on several hosts

@@ -154,7 +154,7 @@ class RateLimiter:
 
     def _is_held(self, now: float) -> bool:
         if self.is_full or (self._has_sent and any(isinstance(part, _Clear) for part in self._waiting)):
-            return False  # a clear would also remove output that precedes the held view
+            return False  # a clear that is sent later would also remove the view
         since_s = self._waits_since_s
         return self._holds(now - since_s, since_s - self._flushed_s)
 

@@ -329,8 +329,8 @@ class Screen:
     def _new_tail(self, entries: list[Folded], now: float, talking: Collection[int]) -> list[Folded]:
         """Return the last lines, if other ranks may still write them and the front end can update its output.
 
-        Lines of stderr are never part of the tail. JupyterLab shows a display with the MIME type of stderr in red, but
-        exported HTML and other readers of a saved notebook treat it as plain text.
+        Lines of stderr are never part of the tail. JupyterLab shows a display with the MIME type of stderr in red.
+        Exported HTML and other readers of a saved notebook treat it as plain text.
         """
         if not self._rate_limiter.can_change_text or not talking or now < self._no_tail_until_s:
             return []

@@ -17,7 +17,7 @@ class Unfinished:
     """One display with the unfinished line of each rank, in the order of the ranks. Equal lines are folded.
 
     Its position is fixed when it first shows something. After all its lines have ended, a rank may start a new line in
-    it if the rank has no line in it and no output below it. Lines of other ranks get a new display, as do all lines
+    it, unless the rank has a line in it or output below it. Lines of other ranks get a new display, as do all lines
     when it is full. After a rank clears its output, its text appears in this display while it is short.
 
     Args:

@@ -71,7 +71,7 @@ class Exchange:
         """Pull a variable, see `Session.pull`."""
         chosen = self._liveness.parse(ranks)
         check_name(name)
-        # Behind waiting jobs, pull in the order of the queue: the value must include what these jobs have done.
+        # If jobs wait, pull after them in the queue, so that the value includes their changes.
         if (job := self._job_on(chosen)) is not None and not self._cells.run_queue.waiting_jobs:
             found = self._between_steps(job, chosen, lambda: self._pull(name, chosen, force, safe, report, job))
             if found is not None:
