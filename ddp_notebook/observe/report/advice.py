@@ -219,7 +219,7 @@ def suggestions(
         loader: the DataLoader that the steps wait for; None: its settings are unknown.
         taken: time that ranks waited for a core; None: unknown.
     """
-    # A slow loader of one rank is no evidence about the other ranks.
+    # A slow loader of one rank does not affect the other ranks.
     others = [one for one in ranks if slow is None or one.rank != slow.rank or slow.phase != "input"]
     input_ns, workers_ns = (
         float(np.median([getattr(one, name) for one in others])) if others else 0.0
