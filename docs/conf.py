@@ -21,7 +21,7 @@ extensions = [
     "sphinx_design",
 ]
 root_doc = "index"
-exclude_patterns = ["README.md", "extra", "measurements"]  # index.md includes README.md
+exclude_patterns = ["extra"]
 
 # ---- texts and notebooks
 
@@ -62,6 +62,7 @@ html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_extra_path = ["extra"]
 html_copy_source = False
+html_search_scorer = "static/scorer.js"  # tasks before the design of the code
 html_show_search_summary = False  # they are fetched, which a browser forbids to a page from a folder
 html_theme_options = {
     "logo": {"text": "ddp_notebook"},
@@ -76,7 +77,7 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-_WITHOUT_SIDEBAR = ("index", "play", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG", "tests/**", "search")
+_WITHOUT_SIDEBAR = ("index", "play", "SECURITY", "CONTRIBUTING", "CHANGELOG", "tests/**", "search")
 html_sidebars: dict[str, list[str]] = {page: [] for page in _WITHOUT_SIDEBAR}
 html_use_index = False
 html_domain_indices = False

@@ -5,11 +5,12 @@ from __future__ import annotations
 import posixpath
 import re
 
+import nbformat
 import pytest
 
 from ddp_notebook.launch.options import TABLE
 from ddp_notebook.magics import _MAGICS
-from tools.docs import reference, sources
+from tools.docs import notebooks, reference, sources
 from tools.docs.fresh import ROOT
 from tools.docs.notebooks import NOTEBOOKS
 
@@ -17,13 +18,33 @@ _LINK = re.compile(r"(?<!!)\]\(([^)\s#]+)")
 _OF_ROOT = [name for name in sources.TEXTS if name.endswith(".md") and "/" not in name]
 
 
-@pytest.mark.parametrize("name", _OF_ROOT)
-def test_links_between_texts_lead_to_a_page(name):
-    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    pages |= {*sources.TEXTS, *(f"notebooks/{path.name}" for path in NOTEBOOKS)}
-    links = [link for link in _LINK.findall(sources.placed(name)) if not re.match(r"\w+:", link)]
-    found = {posixpath.normpath(link.removeprefix("/")) for link in links}
-    assert {one for one in found if one.endswith((".md", ".ipynb"))} <= pages
+def test_links_between_texts_lead_to_a_page_of_the_site():
+    pages = sources.site_paths()
+    on_site = {sources.placed(name) for name in pages} | {f"notebooks/{path.name}" for path in NOTEBOOKS}
+    for name in [name for name in pages if name.endswith(".md") and name != "docs/play.md"]:
+        folder = posixpath.dirname(sources.placed(name))
+        for link in _LINK.findall(sources.relinked(name, _without_code((ROOT / name).read_text()), pages)):
+            if not re.match(r"\w+:|#", link) and link.endswith((".md", ".ipynb")):
+                assert posixpath.normpath(posixpath.join(folder, link)) in on_site, (name, link)
+
+
+@pytest.mark.processes
+def test_a_notebook_that_fails_keeps_its_last_good_execution(tmp_path, monkeypatch):
+    notebook = tmp_path / "source" / "99_fails.ipynb"
+    notebook.parent.mkdir()
+    cells = [nbformat.v4.new_code_cell("1 / 0")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), notebook)
+    monkeypatch.setattr(notebooks, "NOTEBOOKS", [notebook])
+    made = tmp_path / "made"
+    assert "ZeroDivisionError" in notebooks.execute_all(made)[0], "the first time there is none"
+    assert nbformat.read(made / notebook.name, as_version=4).cells[0].outputs == []
+    (made / notebook.name).write_text("the last good one")
+    [failed] = notebooks.execute_all(made)
+    assert (
+        failed
+        == "99_fails.ipynb failed, and the site shows its last good execution: ZeroDivisionError: division by zero"
+    )
+    assert (made / notebook.name).read_text() == "the last good one"
 
 
 def test_no_type_of_a_field_in_the_reference_ends_with_an_underscore():
@@ -60,18 +81,20 @@ def test_the_page_of_options_has_every_option_of_a_start_and_every_magic():
 _TEXTS = [path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks").glob("*.md"))]
 
 
+def _without_code(page: str) -> str:
+    return re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+
+
 def slugs(page: str) -> set[str]:
     """The anchors of a page's headings, as GitHub and Sphinx make them, and its explicit ones."""
-    without_code = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ (.*)$", without_code, re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", _without_code(page), re.MULTILINE)
     made = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
     return made | set(re.findall(r'<a id="([^"]+)"', page))
 
 
 @pytest.mark.parametrize("path", _TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_and_anchors_of_a_text_exist(path):
-    page = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for link in re.findall(r"\]\(([^)\s]+)\)", page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", _without_code(path.read_text())):
         if re.match(r"\w+:", link) or link.startswith("recordings/"):  # made with the site
             continue
         name, _, anchor = link.partition("#")

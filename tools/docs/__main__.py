@@ -31,7 +31,7 @@ def main() -> int:
 
     began_s = time.monotonic()
     made, source, site = _BUILD / "made", _BUILD / "source", _BUILD / "site"
-    notebooks.execute_all(made, keep_old=options.keep_old)
+    failed = notebooks.execute_all(made, keep_old=options.keep_old)
     replays.record_all(made, keep_old=options.keep_old)
     replays.write_pages(made)
     sources.lay_out(made, source)
@@ -49,6 +49,7 @@ def main() -> int:
     shutil.rmtree(options.output, ignore_errors=True)
     copied.rename(options.output)
     print(f"{(options.output / 'index.html').resolve().as_uri()}  ({time.monotonic() - began_s:.0f} s)")
+    print("\n".join(failed))
     return 0
 
 

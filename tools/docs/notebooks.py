@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat import NotebookNode
 
 from tools.docs import fresh
@@ -39,17 +40,24 @@ Path({facts!r}).write_text(json.dumps({{
 """
 
 
-def execute_all(folder: Path, *, keep_old: bool = False) -> None:
-    """Execute those notebooks that have changed, or whose code has, into a folder.
+def execute_all(folder: Path, *, keep_old: bool = False) -> list[str]:
+    """Execute the notebooks that have changed, or whose code has changed, into a folder.
+
+    A notebook that fails does not stop the others: its last good execution is kept. Without one, the notebook is copied
+    with the outputs that are saved in it.
 
     Args:
-        folder: gets NAME.ipynb of each, and of the training training.npz and training.json.
-        keep_old: take what was executed earlier, even if it or the code has changed since.
+        folder: gets NAME.ipynb of each notebook, and training.npz and training.json of the recorded training run.
+        keep_old: keep earlier executions, even if the notebook or the code has changed since.
+
+    Returns:
+        A sentence for each notebook that failed.
 
     Raises:
-        CellExecutionError: a cell has failed that is not to.
+        CellExecutionError: the notebook of the recorded training run failed, and there is no earlier recording.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    failed = []
     for path in NOTEBOOKS:
         kept = [folder / "training.npz", folder / "training.json"] if path.stem == TRAINING else []
         made = [folder / path.name, *kept]
@@ -57,10 +65,22 @@ def execute_all(folder: Path, *, keep_old: bool = False) -> None:
         if fresh.is_made(made, key) or (keep_old and all(one.is_file() for one in made)):
             continue
         began_s = time.monotonic()
-        executed = _execute(path, kept)
+        try:
+            executed = _execute(path, kept)
+        except (CellExecutionError, CellTimeoutError) as error:
+            has_old = all(one.is_file() for one in made)
+            if kept and not has_old:
+                raise
+            shown = "the site shows its last good execution" if has_old else "the site shows its saved outputs"
+            failed.append(f"{path.name} failed, and {shown}: {str(error).strip().splitlines()[-1]}")
+            print(failed[-1], flush=True)
+            if not has_old:
+                nbformat.write(_for_readers(nbformat.read(path, as_version=4)), made[0])
+            continue
         nbformat.write(executed, made[0])
         fresh.set_made(made[0], key)
         print(f"executed {path.name} on {WORLD_SIZE} ranks in {time.monotonic() - began_s:.0f} s", flush=True)
+    return failed
 
 
 def _execute(path: Path, kept: list[Path]) -> NotebookNode:

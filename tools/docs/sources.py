@@ -1,32 +1,36 @@
-"""What Sphinx reads: a folder in which each text of the repository has its own place, so that links between them lead
-where they lead in the repository. Nothing is written twice: docs/index.md includes README.md."""
+"""Lay out the source folder of Sphinx: the texts of the repository, the pages of docs/, and the executed notebooks.
+
+Pages of docs/ move up by one folder, so links between texts are rewritten. Links to other files lead to the repository.
+"""
 
 from __future__ import annotations
 
 import filecmp
 import json
+import posixpath
 import re
 import shutil
+import tomllib
+from collections.abc import Collection
 from pathlib import Path
 
 from tools.docs import fresh, replays
 from tools.docs.notebooks import NOTEBOOKS
 
 TEXTS = (
-    "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
-    "docs/monitor.png",
+    "SECURITY.md",
     "notebooks/README.md",
     "notebooks/glossary.md",
     "tests/benchmarks/RESULTS.md",
 )
 _DOCS = fresh.ROOT / "docs"
-_PAGES = (".py", ".md", ".css", ".js", ".svg")
-# Sphinx gives each heading its name as an id, and wants no level left out.
+_PAGES = (".py", ".md", ".css", ".js", ".svg", ".png", ".gif")
 _BADGE = re.compile(r"\[!\[([^\]]*)\]\(https?://[^)]*\)\](\([^)]*\))")  # a picture that lies elsewhere
-_PAGE_LINK = re.compile(r"\]\(docs/(?=[\w-]+\.md)")
+_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)")
+# Sphinx gives each heading its name as an id, and wants no level left out.
 _GLOSSARY_HEADING = re.compile(r'^<a id="[^"]+"></a>\n\n### ', re.MULTILINE)
 
 
@@ -34,19 +38,19 @@ def lay_out(made: Path, folder: Path) -> None:
     """Bring everything into a folder. Files that have not changed keep their time, by which Sphinx knows them.
 
     Args:
-        made: what was executed and recorded.
-        folder: for Sphinx.
+        made: the folder of executed notebooks and recordings.
+        folder: the source folder of Sphinx.
     """
-    wanted: dict[Path, str | Path] = {Path(name): fresh.ROOT / name for name in TEXTS}
-    wanted |= {Path(name): placed(name) for name in TEXTS if "/" not in name}
-    for path in sorted(_DOCS.rglob("*")):
-        if path.suffix in _PAGES and path.name not in replays.SCRIPTS:
-            wanted[path.relative_to(_DOCS)] = path
+    pages = {name: fresh.ROOT / name for name in site_paths()}
+    wanted: dict[Path, str | Path] = {}
+    for name, path in pages.items():
+        text = relinked(name, path.read_text(), pages) if path.suffix == ".md" else path
+        wanted[Path(placed(name))] = text
     for path in NOTEBOOKS:
         wanted[Path("notebooks", path.name)] = _BADGE.sub(r"[\1]\2", (made / path.name).read_text())
     glossary, contents = Path("notebooks/glossary.md"), Path("notebooks/README.md")
-    wanted[glossary] = _GLOSSARY_HEADING.sub("## ", (fresh.ROOT / glossary).read_text())
-    wanted[contents] = (fresh.ROOT / contents).read_text() + _toctree()
+    wanted[glossary] = _GLOSSARY_HEADING.sub("## ", str(wanted[glossary]))
+    wanted[contents] = str(wanted[contents]) + _toctree()
     for name in ("training.html", "training.npz", "simulated.html"):
         wanted[Path("extra/recordings", name)] = made / name
     wanted[Path("static/recorded.js")] = replays.script(made)
@@ -59,16 +63,56 @@ def lay_out(made: Path, folder: Path) -> None:
             path.unlink()
 
 
+def site_paths() -> list[str]:
+    """Return the paths of the site's texts, pictures and scripts in the repository."""
+    files = [path for path in sorted(_DOCS.rglob("*")) if path.suffix in _PAGES and path.name not in replays.SCRIPTS]
+    return [*TEXTS, *(path.relative_to(fresh.ROOT).as_posix() for path in files)]
+
+
 def placed(name: str) -> str:
-    """Return a text of the repository's root with links to where the pages of docs lie for Sphinx. Those of README.md
-    also lead there from a page that includes a part of it.
+    """Return the path of a file on the site.
 
     Example:
-        >>> "](/security.md)" in placed("ARCHITECTURE.md")
-        True
+        >>> placed("docs/guide/values.md"), placed("ARCHITECTURE.md")
+        ('guide/values.md', 'ARCHITECTURE.md')
     """
-    text = _PAGE_LINK.sub("](/", (fresh.ROOT / name).read_text())
-    return text.replace("](#", "](/index.md#") if name == "README.md" else text
+    return name.removeprefix("docs/")
+
+
+def relinked(name: str, text: str, pages: Collection[str]) -> str:
+    """Return a text of the repository with its relative links as the site needs them.
+
+    Args:
+        name: path of the text in the repository.
+        text: its content.
+        pages: paths in the repository of all files of the site, without notebooks.
+
+    Example:
+        >>> relinked("docs/guide/a.md", "[x](../../ARCHITECTURE.md#map)", ["ARCHITECTURE.md"])
+        '[x](../ARCHITECTURE.md#map)'
+        >>> relinked("ARCHITECTURE.md", "[x](docs/guide/a.md)", ["docs/guide/a.md"])
+        '[x](guide/a.md)'
+    """
+    if name == "docs/play.md":  # a page of the site only, with links of the site
+        return text
+    folder = posixpath.dirname(placed(name))
+
+    def on_site(found: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[1]))
+        if target in pages or (target.startswith("notebooks/") and target.endswith(".ipynb")):
+            return posixpath.relpath(placed(target), folder or ".")
+        if (fresh.ROOT / target).exists():
+            return f"{_repository()}/{target}"
+        return found[1]  # a file that the build makes
+
+    parts = re.split(r"(^```.*?^```)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if part.startswith("```") else _LINK.sub(on_site, part) for part in parts)
+
+
+def _repository() -> str:
+    with (fresh.ROOT / "pyproject.toml").open("rb") as file:
+        address = tomllib.load(file)["tool"]["ddp_notebook"]
+    return f"https://github.com/{address['repository']}/blob/{address['branch']}"
 
 
 def _toctree() -> str:
