@@ -167,10 +167,38 @@ def paths_of_package() -> set[str]:
     return {"/".join(path.parts[first:]) for path in found for first in range(len(path.parts))}
 
 
-def test_every_path_that_architecture_names_exists():
+DESIGN = sorted((ROOT / "docs" / "design").glob("*.md"))
+
+
+def test_every_path_that_the_design_pages_name_exists():
     paths = paths_of_package()
-    text = (ROOT / "ARCHITECTURE.md").read_text()
+    text = "\n".join(page.read_text() for page in (ROOT / "ARCHITECTURE.md", *DESIGN))
     named = set(re.findall(r"`(?:ddp_notebook/)?((?:[a-z_0-9]+/)+[a-z_0-9]+)(?:\.py|\.js)?[`:]", text))
     named = {path for path in named if path.split("/")[0] not in ("tests", "docs", "tools", "notebooks", "autograd")}
-    assert len(named) > 100 and named - paths == set()
+    assert len(named) > 250 and named - paths == set()
     assert "run/cells/no_such_file" not in paths
+
+
+def test_a_design_page_is_short_and_listed():
+    overview, contents = (ROOT / "ARCHITECTURE.md").read_text(), (ROOT / "docs" / "design" / "index.md").read_text()
+    assert overview.count("\n") <= 200
+    for page in DESIGN:
+        assert page.read_text().count("\n") <= 150, f"{page.name}: split it"
+        if page.stem != "index":
+            assert f"(docs/design/{page.name})" in overview and f"({page.name})" in contents, page.name
+            assert re.search(rf"^{page.stem}$", contents, re.MULTILINE), f"{page.name}: name it in the toctree"
+
+
+def test_each_private_interface_has_a_test_and_each_module_that_uses_it_exists():
+    page = (ROOT / "docs" / "design" / "private_interfaces.md").read_text()
+    rows = [re.split(r" *\| *", row.strip("| ")) for row in re.findall(r"^\| .*\|$", page, re.MULTILINE)]
+    rows = [row for row in rows if row[0] != "interface"]
+    assert len(rows) > 40 and {len(row) for row in rows} == {5}
+    source = (ROOT / "tests" / "test_private_interfaces.py").read_text()
+    paths = paths_of_package()
+    for interface, modules, why, tests, _ in rows:
+        assert why and set(re.findall(r"`([\w/]+?)/?`", modules)) <= paths, interface
+        found = re.findall(r"`(tests/[\w/]+\.py|test_\w+)`", tests)
+        assert found, interface
+        for test in found:
+            assert (ROOT / test).is_file() if "/" in test else f"def {test}(" in source, (interface, test)

@@ -1,8 +1,8 @@
 """ipyparallel launchers: the only module that depends on their internals.
 
 ipyparallel itself reads `ipcluster_config.py` of a profile, and the launcher is created as in `ipp.Cluster`. But no
-controller is started, and the engines' command is replaced. ARCHITECTURE lists the undocumented interfaces that this
-module uses.
+controller is started, and the engines' command is replaced. docs/design/private_interfaces.md lists the undocumented
+interfaces that this module uses.
 """
 
 from __future__ import annotations
