@@ -47,13 +47,6 @@ def test_a_notebook_that_fails_keeps_its_last_good_execution(tmp_path, monkeypat
     assert (made / notebook.name).read_text() == "the last good one"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "design").glob("*.md")), ids=lambda path: path.stem)
-def test_links_of_a_design_page_lead_to_a_page_of_the_site(path):
-    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")} | {*sources.TEXTS}
-    links = {posixpath.normpath(f"design/{link}") for link in _LINK.findall(sources.page_of_docs(path))}
-    assert links <= pages
-
-
 def test_no_type_of_a_field_in_the_reference_ends_with_an_underscore():
     """Sphinx takes the underscore of `np.bool_` for that of a link to another place."""
     found = re.findall(
