@@ -116,7 +116,7 @@ class DialHost(Message):
     """Connection parameters of a ProxyCommand for the host of a stream."""
 
     wire: int  # version of the messages
-    command: list[str]  # ssh command that runs `transports.reconnecting` on the host
+    command: list[str]  # ssh command that runs `launch.transports.reconnecting` on the host
     token: str  # identifies the stream
     lease_s: float  # the stream ends after this many seconds without a connection
 

@@ -9,7 +9,7 @@ A notebook starts a keeper and writes a `KeeperSpec` to its standard input.
     StateChanged     hosts and processes           DropTransfer     a rank may release bulk data
     RanksRenumbered  more or fewer ranks           HoldText         text stays in the pipes of the ranks
     RunningCells     running and queued cells      WaitingJobs      queued jobs
-    RankMessage      a message of a rank           LackNothing      new ranks have got their variables
+    RankMessage      a message of a rank           LackNothing      new ranks have received their variables
     RankEnded        a rank has ended              CellShown        a cell's output was shown completely
     ControllerEnded  the controller has ended      CancelRequest    the reply is no longer needed
     AllSent          the journal was sent
@@ -45,7 +45,7 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 
 @dataclass(slots=True, kw_only=True)
 class OfHost:
-    """State of one host. Notebooks of kept sessions use it in place of a `launch.host.host.Host`."""
+    """State of one host. Notebooks of kept sessions use it instead of a `launch.host.host.Host`."""
 
     name: str
     label: str

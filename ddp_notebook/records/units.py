@@ -29,8 +29,9 @@ def at_most_three_figures(value: float) -> str:
 
 
 def three_figures(value: float) -> str:
-    """Format a metric as the browser's monitor does (data/format.js): three significant figures, an integer from 1000
-    on.
+    """Format a metric with three significant figures, or as an integer from 1000 on.
+
+    The monitor in the browser uses the same format (data/format.js).
 
     Example:
         >>> [three_figures(value) for value in (0.1, 2.3456, 7616.0, 1e-5, math.inf)]

@@ -40,8 +40,10 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 
 def list_ranks(ranks: Sequence[int]) -> str:
-    """Format ranks for a sentence, with a range from three ranks on: `[0, 1, 3]` -> `"ranks 0,1,3"`, `[0, 1, 2]` ->
-    `"ranks 0-2"`."""
+    """Format ranks for a sentence, with a range from three ranks on.
+
+    `[0, 1, 3]` -> `"ranks 0,1,3"`, `[0, 1, 2]` -> `"ranks 0-2"`.
+    """
     short = [part if part.count("-") == 0 else _without_pair(part) for part in format_ranks(ranks).split(",")]
     return f"rank{'' if len(ranks) == 1 else 's'} {','.join(short)}"
 

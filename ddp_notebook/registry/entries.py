@@ -253,8 +253,10 @@ def _read(file: Path) -> tuple[Entry | None, str]:
 
 @functools.cache
 def _machine() -> str:
-    """Return an id of the scope in which process ids are valid. Containers may share a folder but have their own
-    process ids."""
+    """Return an id of the scope in which process ids are valid.
+
+    Containers may share a folder but have their own process ids.
+    """
     with contextlib.suppress(OSError):
         return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     return boot_id()

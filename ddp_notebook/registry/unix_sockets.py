@@ -87,8 +87,9 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 def check_user(connection: socket.socket) -> None:
-    """Check that the peer is a process of this user. The mode of the folder is the first protection, this is the second
-    one.
+    """Check that the peer is a process of this user.
+
+    The mode of the folder is the first protection, this is the second one.
 
     Raises:
         AttachSocketError: the peer belongs to another user.

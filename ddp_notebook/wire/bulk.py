@@ -161,8 +161,9 @@ class BulkFetcher:
         return data
 
     def put(self, peer: str, data: bytes | SealedMemory, check: Callable[[], None] = lambda: None) -> int:
-        """Send data to a process. Return the transfer number, with which `BulkServer.take` returns the data in that
-        process.
+        """Send data to a process.
+
+        Return the transfer number, with which `BulkServer.take` returns the data in that process.
 
         Args:
             peer: identity of the process.

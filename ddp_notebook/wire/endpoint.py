@@ -1,5 +1,7 @@
-"""One end of the ZeroMQ connection: a thread that owns the sockets, delivers messages in order and detects lost
-peers."""
+"""One end of the ZeroMQ connection.
+
+A thread owns the sockets, delivers messages in order and detects lost peers.
+"""
 
 from __future__ import annotations
 

@@ -54,8 +54,10 @@ def held_back() -> Iterator[None]:
 
 
 def block_release() -> None:
-    """Block `RELEASE` in this thread and its child threads, because one thread waits for it. A rank calls this
-    first."""
+    """Block `RELEASE` in this thread and its child threads, because one thread waits for it.
+
+    A rank calls this first.
+    """
     if RELEASE is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {RELEASE})
 

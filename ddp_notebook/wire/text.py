@@ -13,8 +13,9 @@ Piece = str | Mark
 
 
 class TextSplitter:
-    """Splits the stream of one pipe into text (`str`), ends of cells (`CellEnd`) and positions of displays
-    (`DisplayMark`).
+    """Splits the stream of one pipe into text and marks.
+
+    The parts are text (`str`), ends of cells (`CellEnd`) and positions of displays (`DisplayMark`).
 
     Marks and characters may be split across reads.
 
@@ -46,8 +47,10 @@ class TextSplitter:
         yield from self._text(data[at:end])
 
     def _text(self, data: bytes, final: bool = False) -> Iterator[str]:
-        """Yield decoded text. `final` also flushes an incomplete character, so that it does not leak into the next
-        cell."""
+        """Yield decoded text.
+
+        `final` also flushes an incomplete character, so that it does not leak into the next cell.
+        """
         if not data and not final:
             return
         text = self._decoder.decode(data, final)

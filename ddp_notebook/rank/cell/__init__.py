@@ -8,8 +8,8 @@ signal_handlers   signals of the session, and SIGINT and SIGTERM from other proc
 current_line      current position of the main thread in the user's code
 streams           text on the pipes behind fd 1 and 2, and the marks in it
 tracebacks        which traceback ends the cell, and the maximum length of tracebacks
-magic_errors      raises the errors that IPython's magics only show, such as those of a script under %run
-transforms        IPython's transformation of a cell's text, with unchanged line numbers
+magic_errors      raises the errors that the IPython magics only show, such as those of a script under %run
+transforms        transformation of a cell's text by IPython, with unchanged line numbers
 exceptions        handles exceptions of user code without trusting them
 truncation        truncates output that is too long to read
 stdin             `input()` and `getpass()`, forwarded to the notebook

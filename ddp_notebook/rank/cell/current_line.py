@@ -1,5 +1,7 @@
-"""Current position of the main thread in the user's code: line of the cell or of a called file, and the called
-function."""
+"""Current position of the main thread in the user's code.
+
+A position is the line of the cell or of a called file, and the function that this line called.
+"""
 
 from __future__ import annotations
 
@@ -119,14 +121,17 @@ class CurrentLine:
             return place
 
     def of_thread(self, thread: int) -> str:
-        """Describe the position of another thread, with its name: `"thread 'Thread-5 (worker)' at cell line 3 in
-        worker"`."""
+        """Describe the position of another thread, with its name.
+
+        Example: `"thread 'Thread-5 (worker)' at cell line 3 in worker"`.
+        """
         name = next((one.name for one in threading.enumerate() if one.ident == thread), str(thread))
         place = self.describe(thread)
         return f"thread {name!r}" + (f" at {place}" if place else "")
 
     def waits(self, frame: FrameType | None = None) -> tuple[int, int] | None:
         """Return an id of the wait if the cell waits in Python for another thread, process or socket, else None.
+
         Thread-safe.
 
         Args:

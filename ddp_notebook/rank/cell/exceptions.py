@@ -52,8 +52,9 @@ def with_type(error: BaseException) -> str:
 
 
 def message_with_note(error: BaseException) -> str:
-    """Return the message of an exception with its first note after the first line, where a pipeline names the failed
-    stage.
+    """Return the message of an exception, with its first note after the first line.
+
+    A pipeline names the failed stage in a note.
 
     Example:
         >>> error = RuntimeError("no")

@@ -1,12 +1,12 @@
 """Flow control for displays and widget messages to the notebook.
 
 A rank can send much faster than a front end can show. Without a limit, replies and the end of the cell would be queued
-after seconds of output, and the queue would fill the memory of the rank and the notebook. So:
+after seconds of output. The queue would fill the memory of the rank and the notebook. So:
 
 - The notebook acknowledges shown messages (`Taken`). A rank sends only a few messages beyond the last acknowledgement.
-A thread that displays more blocks.
+  A thread that displays more blocks.
 - Values of widgets and updates of displays replace each other. Only the newest one is queued, and its sender does not
-block.
+  block.
 
 Text has a separate limit: the size of its pipe.
 """

@@ -239,8 +239,10 @@ class Runner:
         self._streams.begin()
 
     def lose(self, cell: int) -> None:
-        """Report a cell that ended due to missing memory before or after its own code. Blocks until memory is
-        available."""
+        """Report a cell that ended due to missing memory before or after its own code.
+
+        Blocks until memory is available.
+        """
         if self.running is not None and self.running[0] == cell:
             self.running = None
         try:

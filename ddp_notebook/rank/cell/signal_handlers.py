@@ -94,7 +94,7 @@ class SignalHandlers:
             if not self._on_taken():
                 return
             is_blocked = signal.SIGINT in own_signals.mask()
-            if is_blocked or getattr(handler, "__module__", "") == "asyncio.unix_events":  # which reads a pipe
+            if is_blocked or getattr(handler, "__module__", "") == "asyncio.unix_events":  # it reads a pipe
                 signal.raise_signal(signal.SIGINT)
             else:
                 handler(int(signal.SIGINT), _interrupted(frame))

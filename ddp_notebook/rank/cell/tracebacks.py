@@ -1,5 +1,8 @@
-"""Tracebacks of a cell: which one ends the cell or is part of its output, their length, and interrupts while
-formatting."""
+"""Tracebacks of a cell.
+
+Decides which traceback ends the cell or is part of its output, limits their length, and handles interrupts while they
+are formatted.
+"""
 
 from __future__ import annotations
 
@@ -89,8 +92,10 @@ class Tracebacks:
         self._format()
 
     def what_ended(self, failure: BaseException | None) -> BaseException | None:
-        """Return the error that ended the cell: the original failure, even if a stop interrupted IPython's handling of
-        it."""
+        """Return the error that ended the cell.
+
+        This is the original failure, even if a stop interrupted the handling of that failure in IPython.
+        """
         is_stop = isinstance(failure, KeyboardInterrupt | FormattingStopped) or (
             # Python 3.11 sometimes raises this if a signal handler raises while C code formats a traceback.
             isinstance(failure, SystemError) and "error return without exception set" in known_words(failure)
@@ -101,16 +106,20 @@ class Tracebacks:
         return self.failure
 
     def words_of(self, failure: BaseException) -> str:
-        """Return the message of the error that ended the cell. Runs no user code, which could not be interrupted
-        here."""
+        """Return the message of the error that ended the cell, without running user code.
+
+        User code could not be interrupted here.
+        """
         return self._said[1] if self._said is not None and self._said[0] is failure else known_words(failure)
 
     def text_to_show(self, content: dict[str, Any]) -> str:
-        """Process a traceback that IPython shows. Return the text to show now, or "" if it is sent at the end of the
-        cell.
+        """Process a traceback that IPython shows.
 
-        It is sent at the end for the error that ended the cell, and for an error in a display with which the kernel
-        fails the cell. IPython does not call `_show` for syntax errors.
+        IPython does not call `_show` for syntax errors.
+
+        Returns:
+            The text to show now. "" for tracebacks that are sent at the end of the cell: of the error that ended it, or
+            of an error in a display if the kernel then fails the cell.
         """
         if threading.get_ident() == self._main and self.of_magics.will_raise():
             return ""

@@ -81,8 +81,10 @@ class Plain:
         self._cleanup, self._begins, self._commands = map(list, _steps(self._manager))
 
     def is_left(self, code: str) -> bool:
-        """Return whether the shell leaves this code unchanged. May return False for code that it would leave
-        unchanged."""
+        """Return whether the shell leaves this code unchanged.
+
+        May return False for code that it would leave unchanged.
+        """
         manager, shell = self._manager, self._shell
         if (
             not self._is_known

@@ -1,4 +1,4 @@
-"""Resize of a session on a rank. Its groups are handled by `group.connections.renewal`.
+"""Resize of a session on a rank. Its groups are handled by `rank.group.connections.reconnect`.
 
 feature          hooks of the resize feature
 resize_requests  replies to the notebook's requests

@@ -1,5 +1,6 @@
-"""Obstacles to a resize: an object with a part on each rank would lose the parts of leaving ranks, and new ranks have
-none.
+"""Obstacles to a resize.
+
+An object with a part on each rank would lose the parts of leaving ranks, and new ranks would have none.
 
 This module never waits for another rank and changes nothing.
 """

@@ -110,8 +110,10 @@ def _variable(entry: str) -> str:
 
 
 def _contents(value: Any) -> dict[str, Any]:
-    """Return the contents of a dataset, also that of a loader or sampler. `%ddp_check` only compares the length of
-    data."""
+    """Return the contents of a dataset, also that of a loader or sampler.
+
+    `%ddp_check` only compares the length of data.
+    """
     if issubclass(type(value), DataLoader | DistributedSampler):
         value = value.dataset
     return dict(getattr(value, "__dict__", {})) if issubclass(type(value), Dataset) else {}

@@ -3,7 +3,7 @@
 open_calls         calls of this rank without an answer
 send_hooks         hooks around the torch functions that send a call
 agent              the RPC agent of the process, which lives as long as the process
-worker_rendezvous  meeting of the workers at the session's store
+worker_rendezvous  rendezvous of the workers at the session's store
 functions          functions of cells, which a callee may not have yet, or in another version
 values             waits for the values of remote references, and errors for lost values
 interruptible      waits in C++ that an interrupt cannot reach

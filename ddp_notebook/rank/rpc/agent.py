@@ -166,8 +166,10 @@ class RpcAgent:
         self._names[name], self._infos[number], self._addresses[number] = number, info, address
 
     def _rename(self, name: str, number: int, devices: list[torch.device]) -> None:
-        """Release the name of an agent for another one. torch still looks up the number, for references to its
-        values."""
+        """Release the name of an agent for another one.
+
+        torch still looks up the number, for references to its values.
+        """
         del self._names[name]
         self._agent._update_group_membership(WorkerInfo(name, number), devices, {}, False)
         self._register(f"{name[:_MOST_NAME]}:{number}", number, self._addresses[number], devices, {})

@@ -1,5 +1,6 @@
-"""Ids of distributed autograd as programs see them: with the RPC rank of the worker in the upper bits, as in plain
-torch.
+"""Ids of distributed autograd as programs see them.
+
+As in plain torch, their upper bits are the RPC rank of the worker.
 
 torch derives ids of contexts and messages from the process's agent number, which `_init` sets once. Here that is the
 number of the process in the session (see `agent`). With a rank instead, a replacement process would reuse the ids of
@@ -56,8 +57,10 @@ class ContextIds:
         return number if found is None else found.rank << WORKER_BITS | count
 
     def of_torch(self, shown: Any) -> Any:
-        """Convert an id passed by a program to the id of torch. Other values are returned unchanged, so that torch
-        raises its error."""
+        """Convert an id passed by a program to the id of torch.
+
+        Other values are returned unchanged, so that torch raises its error.
+        """
         names = self._names()
         if names is None or not isinstance(shown, int):
             return shown

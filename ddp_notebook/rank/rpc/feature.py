@@ -46,8 +46,10 @@ class RpcFeature(Feature):
         return replaced
 
     def engine_ready(self) -> None:
-        """Replace the RPC functions of torch, so that cells can be run again. With an unknown torch, keep them and
-        print a line."""
+        """Replace the RPC functions of torch, so that cells can be run again.
+
+        With an unknown torch, keep them and print a line.
+        """
         if not rpc.is_available():
             return
         core = self.core

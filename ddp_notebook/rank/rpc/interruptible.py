@@ -1,5 +1,7 @@
-"""Run blocking C++ functions of RPC in a separate thread, so that the calling thread waits in Python and can be
-interrupted."""
+"""Run blocking C++ functions of RPC in a separate thread.
+
+So the calling thread waits in Python and can be interrupted.
+"""
 
 from __future__ import annotations
 

@@ -137,10 +137,11 @@ class RpcCalls:
         return list(self._under_way.values())
 
     def _is_never_over(self, call: Sent) -> bool:
-        """Return whether an answered `rpc.remote` call has failed.
+        """Return whether the agent counts an answered call as open forever.
 
-        In that case, the first callback of torch raises before the agent counts the call as finished, except at a
-        timeout of a call to another worker. Callbacks added before the failure do not run, so such calls stay open.
+        This is the case for a failed `rpc.remote`, except for a timeout of a call to another worker. The first callback
+        of torch then raises before the agent counts the call as finished. Callbacks added before the failure do not
+        run, so such calls also stay in `under_way`.
         """
         future = call.reference_future
         if future is None:

@@ -375,8 +375,9 @@ class RpcFunctions:
         return self._targets.get(name) or (NO_WORKER, name, NO_RANK, to)
 
     def _kind_of_agent(self) -> type[TensorPipeAgent]:
-        """Return an agent class that names workers as cells do, for programs that query the agent itself, such as
-        `RemoteModule`.
+        """Return an agent class that names workers as cells do.
+
+        It serves programs that query the agent itself, such as `RemoteModule`.
 
         A subclass is used because pybind11 aborts the process if methods of torch's own class are replaced and an
         extension inherits from it.
@@ -435,7 +436,7 @@ class RpcFunctions:
         return (f"worker {number}", NO_RANK) if known is None else (words_of(known), known.here)
 
     def _name_of_meeting(self, options: Any, world_size: int) -> str:
-        """Return the name of the meeting, equal for all workers of this `init_rpc`.
+        """Return the name of the rendezvous, equal for all workers of this `init_rpc`.
 
         These workers run the same cell, pass the same address and number of workers, and each makes its first, second,
         ... call.

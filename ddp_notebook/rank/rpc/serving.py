@@ -35,7 +35,7 @@ _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 class CallRecorder(Protocol):
-    """Records calls as rows, see `rpc.record.rpc_recorder`. Set while the rank records."""
+    """Records calls as rows, see `rank.rpc.record.rpc_recorder`. Set while the rank records."""
 
     here: RpcThread
 
@@ -52,7 +52,7 @@ class CallRecorder(Protocol):
 
 
 class Travelling:
-    """Message of a call, in place of a `PythonUDF` of torch."""
+    """Message of a call, instead of a `PythonUDF` of torch."""
 
     __slots__ = "args", "cell", "context", "func", "kwargs", "number"
 

@@ -1,8 +1,8 @@
-"""Meeting of the workers of one `init_rpc` at the session's store, at their start and their end.
+"""Rendezvous of the workers of one `init_rpc` at the session's store, at their start and at `shutdown`.
 
-In torch they meet at a given address, where rank 0 starts a store. Ranks already have a store, so the address is only
-used to distinguish meetings. A cell that is stopped during the wait leaves no state, because the next cell uses another
-meeting name.
+In torch, rank 0 starts a store at a given address. Ranks already have a store, so the address only distinguishes one
+rendezvous from another. A cell that is stopped during the wait leaves no state, because the next cell uses another
+name.
 
 Values are JSON. Data from a store is never unpickled.
 """
@@ -30,11 +30,11 @@ _NO_LIMIT_S = 1e6
 
 @dataclass
 class WorkerRendezvous:
-    """Meeting of workers.
+    """Rendezvous of workers.
 
     Args:
         here: place of the rank in the session.
-        name: unique name of the meeting, equal for all its workers.
+        name: unique name of the rendezvous, equal for all its workers.
         rank: RPC rank of this worker.
         world_size: number of workers.
         timeout_s: timeout for the other workers; 0 means no limit.
@@ -62,7 +62,7 @@ class WorkerRendezvous:
 
         Args:
             value: a `Worker`, a device, numbers, text, and containers of them. Tuples arrive as lists.
-            timeout_s: timeout in seconds; None for the timeout of the meeting; 0 means no limit.
+            timeout_s: timeout in seconds; None for `self.timeout_s`; 0 means no limit.
             function: called RPC function, for the error message.
 
         Raises:

@@ -95,7 +95,7 @@ class AttachSocket:
         """Read the request of a notebook.
 
         Raises:
-            AttachSocketError: the request was rejected, and the notebook got the reason.
+            AttachSocketError: the request was rejected, and the notebook received the reason.
         """
         try:
             said = unix_sockets.hear(guest, ObserveScript)

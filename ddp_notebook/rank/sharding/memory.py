@@ -82,8 +82,10 @@ def _file_of(code: str, number: int) -> str:
 
 
 def _look_often(tracker: Any, most: dict[str, int]) -> None:
-    """Update the maximum of each kind whenever the tracker updates its peak. (Its own snapshot only covers the
-    peak.)"""
+    """Update the maximum of each kind whenever the tracker updates its peak.
+
+    (Its own snapshot only covers the peak.)
+    """
     update = tracker._update_peak_stats
 
     def look(state: Any) -> None:

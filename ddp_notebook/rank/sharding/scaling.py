@@ -115,8 +115,10 @@ class Scaling:
             self._listen(self._reduced)
 
     def _look_at_clips(self, scaler: Any, optimizer: Any) -> None:
-        """Count clips of parameters that this scaler's optimizer steps. Clipping the parameters of another model may be
-        correct."""
+        """Count clips of parameters that this scaler's optimizer steps.
+
+        Clipping the parameters of another model may be correct.
+        """
         if scaler not in self._scaled:
             return
         self._scaled.discard(scaler)

@@ -194,8 +194,10 @@ class Loop:
                 del kept[old]
 
     def _go_back(self) -> int:
-        """Recover after ranks have died: wait, and restore the state from before the step to repeat. Return its
-        number."""
+        """Recover after ranks have died: wait, and restore the state from before the step to repeat.
+
+        Return its number.
+        """
         while True:
             resume = self._survival.wait(self._begun, bool(self._held))
             step = resume.step

@@ -105,8 +105,10 @@ class RingConnections:
         return data
 
     def agree_on(self, number: int, wish: bool) -> tuple[bool, bool]:
-        """Wait until all ranks have called this. Return whether all numbers are equal, and whether any rank has a
-        wish."""
+        """Wait until all ranks have called this.
+
+        Return whether all numbers are equal, and whether any rank has a wish.
+        """
         return unseen(self._agree_on, number, wish)
 
     def _agree_on(self, number: int, wish: bool) -> tuple[bool, bool]:

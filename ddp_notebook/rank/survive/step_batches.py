@@ -120,8 +120,10 @@ class Batches:
         self._set_random(before)
 
     def go_to(self, step: int, position: tuple[Any, ...]) -> None:
-        """Move to the position of another process after the batch of this step. Earlier batches of the epoch are
-        discarded."""
+        """Move to the position of another process after the batch of this step.
+
+        Earlier batches of the epoch are discarded.
+        """
         self._epoch, self._index, of_epoch, before = position
         self._set_random(of_epoch)
         self._begin()

@@ -132,8 +132,9 @@ class RankSurvival:
         self._resume = resume
 
     def prepare(self, code: str) -> str:
-        """Return the code to run for a cell: all, or in a new process the statement with the loop and all code after
-        it.
+        """Return the code to run for a cell.
+
+        A new process runs only the statement with the loop and all code after it; other processes run all code.
 
         A new process first receives its variables. It answers collectives before its loop locally.
         """

@@ -208,8 +208,10 @@ def _value_of(member: Any) -> Any:
 
 
 def _putting_back(member: Any) -> Callable[[Any], object]:
-    """Return a function that restores an earlier value of an object in place, because others may refer to the
-    object."""
+    """Return a function that restores an earlier value of an object.
+
+    The object is changed in place, because other objects may refer to it.
+    """
     if hasattr(member, "state_dict") and hasattr(member, "load_state_dict"):
         return member.load_state_dict
     if isinstance(member, torch.Generator):

@@ -36,6 +36,7 @@ class BetweenSteps:
 
     def put(self, task: Task) -> bool:
         """Queue a task for the time after the next optimizer step of the main thread, or for the end of the cell.
+
         Thread-safe.
 
         Args:

@@ -79,8 +79,10 @@ def leaves(namespace: Mapping[str, Any], names: Sequence[str]) -> Iterator[Leaf]
 
 
 def _is_of_library(value: Any) -> bool:
-    """Return whether the name `random` is not a variable of the user: undefined, the module, or one of its
-    functions."""
+    """Return whether the name `random` is not a variable of the user.
+
+    Then it is undefined, the module, or one of the module's functions.
+    """
     return _kind(value) is None and (value is None or callable(value) or issubclass(type(value), types.ModuleType))
 
 
@@ -265,8 +267,10 @@ def _mode(module: torch.nn.Module) -> str:
 
 
 def _parts(value: Any) -> dict[str, Any] | None:
-    """Return the parts of a container by the suffix of their entries; None for other values and containers of plain
-    values."""
+    """Return the parts of a container by the suffix of their entries.
+
+    None for other values and for containers of plain values.
+    """
     cls = type(value)
     if issubclass(cls, Mapping):
         return {f"[{key!r}]": part for key, part in value.items()}

@@ -1,5 +1,6 @@
-"""Distributed autograd as rows: contexts, pairs of send and recv, backward passes, and steps of the distributed
-optimizer.
+"""Distributed autograd as recorded rows.
+
+The rows are contexts, pairs of send and recv, backward passes, and steps of the distributed optimizer.
 
 A call with tensors that require gradients creates one pair for the request and one for the answer. The caller sees its
 end of both: the send of the arguments and the recv of the result. In a backward pass, gradients go through both in the

@@ -192,8 +192,10 @@ class RpcRecorder:
         return to_here
 
     def _waited(self, began_ns: int) -> None:
-        """Record a thread's wait for a future. Not for `rpc_sync`, because the row of the call has the same
-        duration."""
+        """Record a thread's wait for a future.
+
+        Not for `rpc_sync`, because the row of the call has the same duration.
+        """
         if self.event_buffer.level == OFF or sys._getframe(2).f_code.co_name == "rpc_sync":
             return
         self._training.put(_FUTURE, "", began_ns)
@@ -243,8 +245,10 @@ class RpcRecorder:
 
 
 def _nbytes(values: Any, depth: int = _DEPTH) -> int:
-    """Return the size of the tensors among values and in nested lists; -1 without tensors. A list may contain
-    itself."""
+    """Return the size of the tensors among values and in nested lists; -1 without tensors.
+
+    A list may contain itself.
+    """
     found = -1
     for value in values:
         if isinstance(value, torch.Tensor):
