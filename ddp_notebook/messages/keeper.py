@@ -156,7 +156,7 @@ class Welcome(Message):
     lacking: list[int]  # new ranks that may lack variables, because a notebook ended during a resize
     waiting: list[Waiting]  # jobs of the previous driver
     recorded: list[tuple[str, int]]  # see `launch.keep.recording_store`
-    left: list[tuple[int, bytes]] = field(repr=False)
+    left: list[tuple[int, bytes]] = field(repr=False)  # see `launch.keep.recording_store`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,7 +97,7 @@ CALL = np.dtype(
         ("cell", "<u4"),
         ("step", "<u4"),  # earlier optimizer steps of the cell
         ("issue_ns", "<i8"),
-        ("start_ns", "<i8"),  # start on the device; the time of issue if unknown
+        ("start_ns", "<i8"),  # start on the device; equals `issue_ns` on the CPU
         ("end_ns", "<i8"),
         ("blocked_ns", "<i8"),  # time that the caller was blocked
         ("state", "u1"),
