@@ -24,6 +24,7 @@ _CELL_TIMEOUT_S = 300
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 # A path on this machine says nothing to a reader, and changes from build to build.
 _PACKAGES = re.compile(r"(?:/[^\s'\"<>/]+)+/site-packages/")
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _PYTHON = re.compile(re.escape(os.path.dirname(sys.executable) + os.sep))
 
 # In the third notebook, before it ends the ranks: its recording, and who was slow.
@@ -72,7 +73,7 @@ def execute_all(folder: Path, *, keep_old: bool = False) -> list[str]:
             if kept and not has_old:
                 raise
             shown = "the site shows its last good execution" if has_old else "the site shows its saved outputs"
-            failed.append(f"{path.name} failed, and {shown}: {str(error).strip().splitlines()[-1]}")
+            failed.append(f"{path.name} failed, and {shown}: {_last_line(error)}")
             print(failed[-1], flush=True)
             if not has_old:
                 nbformat.write(_for_readers(nbformat.read(path, as_version=4)), made[0])
@@ -81,6 +82,10 @@ def execute_all(folder: Path, *, keep_old: bool = False) -> list[str]:
         fresh.set_made(made[0], key)
         print(f"executed {path.name} on {WORLD_SIZE} ranks in {time.monotonic() - began_s:.0f} s", flush=True)
     return failed
+
+
+def _last_line(error: Exception) -> str:
+    return _COLORS.sub("", str(error)).strip().splitlines()[-1]
 
 
 def _execute(path: Path, kept: list[Path]) -> NotebookNode:
