@@ -131,7 +131,6 @@ def check(world_size: int | None = None, **options: Any) -> HostTable:
     Returns:
         A comparison of the hosts, with the conflicts and their remedies. A host that cannot be reached is a row. For
         `slurm`, `mpi` and `profile` also the script that would be submitted.
-        `slurm`, `mpi` and `profile` the script that would be sent.
 
     Raises:
         UsageError: an option is invalid.

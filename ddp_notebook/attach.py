@@ -49,7 +49,7 @@ def _read(arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def _open(name: str, arguments: list[str]):  # type: ignore[no-untyped-def]  # the return type would import torch
-    """Register this rank and open its Unix socket. On failure, print why, so that the script still runs."""
+    """Register this rank and open its Unix socket. On failure, print the reason, and let the script run."""
     from ddp_notebook.errors import UsageError
     from ddp_notebook.messages.encoding import VERSION
     from ddp_notebook.rank.imports import after_import

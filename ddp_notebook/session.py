@@ -475,8 +475,8 @@ class Session:
     ) -> None:
         """Set variables on ranks.
 
-        Functions and classes defined in notebook cells are sent by value. GPU tensors arrive on the CPU. `session["x"]
-        = 1` is a short form for all ranks.
+        Functions and classes defined in notebook cells are sent by value. GPU tensors arrive on the CPU. A short form
+        for all ranks is `session["x"] = 1`.
 
         Args:
             variables: names and values. A `RankValues` gives each rank its own value.

@@ -282,8 +282,10 @@ class Recording(RecordedTables):
     def to_pandas(self, table: str = "step") -> Any:
         """Return a table as a DataFrame, with texts in place of numbers and codes.
 
-        table: "run": training runs as shown everywhere. "step": breakdown of step times. Or one of `records.TABLES`:
-        "call", "value", "span", "metric", "resource", "layout", "loader", "rpc", "reference", "context".
+        Args:
+            table: "run": training runs as shown everywhere. "step": breakdown of step times. Or one of
+                `records.TABLES`: "call", "value", "span", "metric", "resource", "layout", "loader", "rpc",
+                "reference", "context".
 
         Raises:
             MissingPackageError: pandas is not installed.

@@ -62,7 +62,6 @@ class Collective:
     # the DDP model; the module for FSDP, DTensor and tensor parallel: "blocks.0", "(root)"; contents of a pipeline
     # message: "activations of microbatch 3 for stage 2"
     module: str
-    # message of a pipeline carries: "activations of microbatch 3 for stage 2"
     bucket: int | None
     cell: int
     step: int

@@ -91,7 +91,18 @@ def verdict(
 
     If other processes use the cores, the sentence is about them, because the other numbers are not meaningful then.
 
-    parts: breakdown for all ranks.
+    Args:
+        parts: breakdown for all ranks.
+        ranks: breakdown for each rank.
+        slow: the straggler, if there is one.
+        steps: number of inspected steps.
+        hosts: machine of each rank; (): all ranks are on one machine.
+        network: times between machines, if data moved between them.
+        bubble: bubble of the pipeline whose stages the ranks are. No rank counts as slow then.
+        page_faults: page faults per step, mean of the ranks.
+        taken: time that ranks waited for a core; None: unknown.
+        started: starts and ends of DataLoader workers in all steps of the cell.
+        world_size: number of ranks of the session.
     """
     if taken is not None and taken.is_large and taken.by_others:
         return taken.words(parts.step_ns, len(ranks))
@@ -219,7 +230,7 @@ def suggestions(
         loader: the DataLoader that the steps wait for; None: its settings are unknown.
         taken: time that ranks waited for a core; None: unknown.
     """
-    # A slow loader of one rank does not affect the other ranks.
+    # Leave out a rank with a slow loader, because its loading time is not typical.
     others = [one for one in ranks if slow is None or one.rank != slow.rank or slow.phase != "input"]
     input_ns, workers_ns = (
         float(np.median([getattr(one, name) for one in others])) if others else 0.0

@@ -84,6 +84,8 @@ class Pauses:
     passes are an evaluation in these cases:
 
     - the model also trains in the cell, and was in eval mode and computed no gradients;
+    - a batch is loaded between the forward pass and the step;
+    - the model is that of the step, and no batch is loaded between two steps.
 
     Otherwise the forward pass belongs to the step, for example that of a teacher model. This includes a model that does
     not train and has a forward pass in each step. The next step begins with the first batch of the DataLoader that

@@ -2,8 +2,8 @@
 
     rank 0   F0 F1 F2 F3 .. .. B0 .. B1 ..          measured times
     rank 1      F0 F1 F2 F3 B0 .. B1 ..
-                                                    ideal: the same actions, in the same order on each rank, each as
-                                                    long as such actions take, and begun as soon as possible
+                                                    ideal: the same actions, in the same order on each rank, each with
+                                                    its median duration, and started as soon as possible
 
 An action begins when the previous action of its rank has ended and its inputs exist. A forward needs that of the
 previous stage. A backward needs its own forward and the gradient of the next stage. A weight gradient needs its input

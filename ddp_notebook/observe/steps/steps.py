@@ -156,7 +156,6 @@ def steps(recording: RowSource, cell: int | None = None, rank: int | None = None
     Returns:
         Completed steps. Several backward passes, models or optimizers in a step count together, including passes that
         accumulate gradients.
-        whose gradients are accumulated.
 
     Example:
         >>> from tests.observe.synthetic import simulate

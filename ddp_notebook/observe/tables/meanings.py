@@ -15,7 +15,9 @@ from ddp_notebook.records.schema import first_values
 def preview_of(row: np.void, text: Callable[[int], str]) -> Preview:
     """Return a row of `records.VALUE` as an object.
 
-    row: row of the table.
+    Args:
+        row: row of the table.
+        text: returns a text by its number.
     """
     return Preview(
         numel=int(row["numel"]),

@@ -157,9 +157,12 @@ class RecordedTables:
         The order is that of the received batches. If metrics exceed the capacity of the table, the earlier ones are
         thinned.
 
-        table: name of a table in `records.TABLES`.
+        Args:
+            table: name of a table in `records.TABLES`.
+            since: index of the first row; dropped rows are left out.
 
-        UsageError: the table does not exist.
+        Raises:
+            UsageError: the table does not exist.
         """
         catch_up = self.catch_up  # read once, because the end of the session resets it
         if catch_up is not None and not self._asks_nobody:

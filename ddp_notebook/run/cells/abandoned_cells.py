@@ -1,4 +1,4 @@
-"""End cells that no thread or another thread waits for. The first attempt keeps all variables."""
+"""End running cells, even if no thread or another thread waits for them. The first attempt keeps all variables."""
 
 from __future__ import annotations
 

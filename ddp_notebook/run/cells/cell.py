@@ -60,9 +60,8 @@ class CellRun:
         self.note: Callable[[str], None] = lambda _: None  # shows a sentence with the cell's output
         self.is_cut_off = False  # no text arrives, and so no mark of the cell's end
         self.has_failed = False  # the cell failed or a process died on a rank, while other ranks continue
-        self.stopped_children: dict[
-            int, str
-        ] = {}  # description of a stopped child process, by the rank that waits for it
+        # description of a stopped child process, by the rank that waits for it
+        self.stopped_children: dict[int, str] = {}
         self.result = CellResult({rank: RankResult() for rank in ranks})
         self.shown: queue.SimpleQueue[OutputItem | None] = queue.SimpleQueue()
         self._lock = threading.Lock()

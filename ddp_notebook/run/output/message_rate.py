@@ -36,7 +36,7 @@ class MessageRate:
             self._counted_s = time.monotonic()
 
     def wait_s(self, kind: str) -> float:
-        """Seconds until a message of this kind may be sent; 0: immediately."""
+        """Return the seconds until a message of this kind may be sent; 0: immediately."""
         with self._lock:
             return max(0.0, (self._now_ahead() - BURST[kind]) / _PER_S)
 
