@@ -5,10 +5,10 @@
     figure, (axes,) = picture("the mean of four ranks", height=2.0)
     axes.plot([0.5, 0.25], color=LINES[0])
 
-`has_front_end` returns whether the notebook has a front end with widgets. `read_bundle` reads JavaScript that
-`hatch_build.py` has built. `calls_drawn` converts calls between ranks to plain data. The other names draw figures for
-light and dark pages. Colours have a fixed meaning (`FILLS`) or a label (`LINES`). These names import matplotlib, so
-they are loaded at their first use.
+`has_front_end` returns whether a user may be at the front end. `read_bundle` reads JavaScript that `hatch_build.py` has
+built. `calls_drawn` converts calls between ranks to plain data. The other names draw figures for light and dark pages.
+Colours have a fixed meaning (`FILLS`) or a label (`LINES`). These names import matplotlib, so they are loaded at their
+first use.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class CellMessages:
 
     Args:
         cluster: the ranks, which need not have been started.
-        took: called with each display that needs no memory here any more.
+        took: called with each display that the notebook no longer keeps in memory.
     """
 
     def __init__(self, cluster: Cluster, took: Callable[[int, Display], None]) -> None:

@@ -23,8 +23,8 @@ class Branches(ast.NodeVisitor):
     """State of one rank while its cell is read.
 
     Args:
-        rank: number of the rank; None: any rank. Then tests on the rank are not decided, and the result is only whether
-            they matter.
+        rank: number of the rank; None: any rank. Then tests on the rank stay open, and only their relevance is
+            determined.
         world_size: number of ranks.
         local_rank: local rank; None: equal to the rank.
     """

@@ -24,8 +24,8 @@ class Reader(Functions):
     Visiting an expression returns its value, and visiting a statement returns its possible continuations.
 
     Args:
-        rank: number of the rank; None: any rank. Then tests on the rank are not decided, and the result is only whether
-            they matter.
+        rank: number of the rank; None: any rank. Then tests on the rank stay open, and only their relevance is
+            determined.
         world_size: number of ranks.
     """
 
