@@ -73,10 +73,8 @@ class LineParser(argparse.ArgumentParser):
                 continue
             lines += ["", f"{group.title}:"]
             for action in group._group_actions:
-                name, text = (
-                    names[action],
-                    (action.help or "").replace("%%", "%"),
-                )  # argparse needs doubled percent signs
+                # argparse needs doubled percent signs
+                name, text = names[action], (action.help or "").replace("%%", "%")
                 lines.append(f"  {name:{width}}  {text}" if len(name) <= width else f"  {name}\n{'':{width + 4}}{text}")
         if self.examples:
             lines += ["", f"example{'s' * (len(self.examples) > 1)}:", *(f"  {one}" for one in self.examples)]
