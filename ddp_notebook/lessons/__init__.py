@@ -1,36 +1,36 @@
-"""Lessons: what torch.distributed does, seen, stepped through and predicted, on the running ranks.
+"""Interactive lessons on torch.distributed, run on the running ranks.
 
     from ddp_notebook import lessons
 
     lessons.collective("all_reduce")            predict, run on the ranks, compare
     lessons.algorithm("ring all_reduce")        one step at a time
-    lessons.point_to_point("race")              who waits for whom, drawn as it happened
-    lessons.cost()                              measured times, and the alpha-beta model
+    lessons.point_to_point("race")              waits between ranks, drawn from the recording
+    lessons.cost()                              measured times and the alpha-beta model
     lessons.places(nodes=2, per_node=4)         ranks, local ranks and nodes
-    lessons.exchanges()                         what the last cell has sent, drawn as it was recorded
-    lessons.rpc("calls")                        who runs what: predict, run, step through calls between ranks
+    lessons.exchanges()                         the messages of the last cell, drawn from the recording
+    lessons.rpc("calls")                        calls between ranks: predict, run, step through
     lessons.inside_ddp()                        a training step in DDP, in stages and at speed
     lessons.pipeline()                          a model cut over the ranks: schedules, microbatches, bubbles
-    lessons.placement("model")                  which rank holds which part
-    lessons.product("Shard(1)", "Shard(0)")     A @ B in pieces: which collective does it need?
-    lessons.mesh(way="HSDP")                    who talks to whom in a training on a mesh
-    lessons.check("04/world-size", 24)          was that right?
+    lessons.placement("model")                  the parts that each rank holds
+    lessons.product("Shard(1)", "Shard(0)")     A @ B in pieces: predict the collective that it needs
+    lessons.mesh(way="HSDP")                    communication of a training run on a mesh
+    lessons.check("04/world-size", 24)          check an answer
 
-Every number comes from tensors on the ranks. Without a front end lessons work the same, and leave pictures.
+Every number comes from tensors on the ranks. Without a front end, lessons work too and show pictures.
 
-    collectives/    what each collective does and costs
+    collectives/    results and costs of collectives
     algorithms/     algorithms made of sends and receives, step by step
     messages/       point to point
     remote/         calls to other ranks, and references
     ddp/            DDP from the inside
     pipelines/      a model cut over the ranks
-    sharding/       tensors in pieces: who holds what, and what is sent for it
+    sharding/       tensors in pieces: the parts of each rank, and their communication
     questions/      exercises with a checked answer
-    lesson_cells    how lessons use the running session
-    ranks           what they run on the ranks
-    lesson          what every lesson with a view has: its state, its acts, its picture
-    lesson_widget   its JavaScript, what the browser draws, and what it requests
-    lesson_display  how a lesson is displayed: a widget while ranks run, a picture and a text afterwards
+    lesson_cells    runs the cells of a lesson in the session
+    ranks           the code of the lessons on the ranks
+    lesson          interface of a lesson with a view: state, acts, picture
+    lesson_widget   the widget of a lesson, and requests of the browser
+    lesson_display  displays a lesson: a widget while ranks run, a picture and a text afterwards
     rank_columns    parts of pictures: a column for each rank, cells with values
     nodes           the picture of nodes, processes and their numbers
     js/             the lessons in the browser
@@ -82,7 +82,7 @@ __all__ = [
     "rpc",
 ]
 
-# Ranks import `lessons.ranks` and with it this file: they must not pay for the notebook's side.
+# Ranks import `lessons.ranks` and thus this file, so it must not import the modules of the notebook.
 _LAZY = {
     "Costs": "collectives.costs",
     "Explorer": "collectives.explorer",
@@ -112,9 +112,9 @@ def collective(name: str = "all_reduce", *, op: str = "SUM", **options: Any) -> 
     """Explore one collective.
 
     Args:
-        name: of the collective: "all_reduce", "send/recv", ...
-        op: how it reduces, as torch calls it: "SUM", "MAX", ...
-        options: further arguments of `Explorer`: inputs, root, peer, group, dtype, sizes.
+        name: Name of the collective: "all_reduce", "send/recv", ...
+        op: Reduce operation, named as in torch: "SUM", "MAX", ...
+        options: Further arguments of `Explorer`: inputs, root, peer, group, dtype, sizes.
 
     Example:
         >>> lessons.collective("all_reduce", op="MAX", inputs={0: [1, 5], 1: [4, 2]}).run()
@@ -133,7 +133,7 @@ def algorithm(name: str = "ring all_reduce", **options: Any) -> Stepper:
 
 
 def cost(**options: Any) -> Costs:
-    """Measure algorithms over sizes; see `lessons.collectives.costs.measure`."""
+    """Measure algorithms over several sizes; see `lessons.collectives.costs.measure`."""
     from ddp_notebook.lessons.collectives.costs import measure
 
     return measure(**options)

@@ -1,4 +1,4 @@
-"""What every lesson with a view has, and how wishes of its view become arguments. Both ways travel plain data only."""
+"""Interface of lessons with a view, and conversion of browser requests to arguments. Only plain data is exchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ddp_notebook.lessons.lesson_cells import LessonRunner
 
-Wish = Mapping[str, Any]  # what a button asks for: `{"do": "step"}`, and what that needs
+Wish = Mapping[str, Any]  # request of a button, such as `{"do": "step"}`, with its arguments
 
 
 class Lesson(Protocol):
@@ -22,19 +22,19 @@ class Lesson(Protocol):
     _runner: LessonRunner
 
     def state(self) -> dict[str, Any]:
-        """All that the browser draws, as plain data; "kind" says which of its views draws it."""
+        """Return everything that the browser draws, as plain data. "kind" selects the view."""
         ...
 
     def act(self, wish: Wish) -> None:
-        """Do what a button asks for; what this lesson does not know is ignored.
+        """Handle a request of a button. Unknown requests are ignored.
 
         Raises:
-            UsageError: it cannot be done.
+            UsageError: The request is invalid.
         """
         ...
 
     def picture(self) -> Figure:
-        """The figure that stays in a saved notebook."""
+        """Return the figure that stays in a saved notebook."""
         ...
 
 
@@ -48,10 +48,10 @@ class Guessed(Protocol):
 
 
 def run_with_guess(lesson: Guessed, wish: Wish) -> None:
-    """Run it with the guess that a wish has, if it has one.
+    """Run a lesson with the guess in a request, if there is one.
 
     Raises:
-        UsageError: it is none of the choices.
+        UsageError: The guess is not among the choices.
     """
     lesson.guessed = None
     if wish.get("guess"):
@@ -60,7 +60,7 @@ def run_with_guess(lesson: Guessed, wish: Wish) -> None:
 
 
 def options(wish: Wish) -> dict[str, Any]:
-    """The keyword arguments that a wish has for `configure`."""
+    """Return the keyword arguments in a request for `configure`."""
     found = dict(wish.get("options") or {})
     if found.get("inputs") is not None:
         found["inputs"] = by_rank(found["inputs"])
@@ -68,7 +68,7 @@ def options(wish: Wish) -> dict[str, Any]:
 
 
 def by_rank(values: Mapping[str, Any]) -> dict[int, Any]:
-    """Values by rank, whose numbers are text in JSON.
+    """Convert the keys of values by rank, which are strings in JSON, to numbers.
 
     Example:
         >>> by_rank({"0": [1, 2], "3": [4]})
@@ -78,10 +78,10 @@ def by_rank(values: Mapping[str, Any]) -> dict[int, Any]:
 
 
 def guess_of(guess: str | EllipsisType, choices: Sequence[str]) -> str | None:
-    """The choice that a guess is; None: it is the dots of a notebook, which say nothing.
+    """Return the choice that matches a guess; None for the dots of a notebook, which mean no guess.
 
     Raises:
-        UsageError: it is none of the choices.
+        UsageError: The guess is not among the choices.
 
     Example:
         >>> guess_of("all_reduce ", ["all_gather", "all_reduce"])

@@ -1,4 +1,4 @@
-"""How the lessons use the running session: cells that show nothing, and what they leave behind."""
+"""Runs the cells of a lesson in the session, without output, and reads their results."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from ddp_notebook.observe.views import Collective
     from ddp_notebook.session import Session
 
-RUN_S = 30.0  # longer than any step of a lesson takes
+RUN_S = 30.0  # longer than any step of a lesson
 
 
 def running(session: Session | None = None) -> Session:
-    """The session that a lesson runs on.
+    """Return the session for a lesson.
 
     Raises:
-        NoSessionError: no ranks are running.
+        NoSessionError: No ranks are running.
     """
     from ddp_notebook.session import current
 
@@ -31,15 +31,15 @@ def running(session: Session | None = None) -> Session:
 
 
 class LessonRunner:
-    """Runs the cells of one lesson, and follows what is recorded of them.
+    """Runs the cells of one lesson, and reads their recorded calls.
 
     Args:
-        session: where they run.
+        session: Session to run in.
     """
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._seen = 0  # calls in the recording that `calls` leaves out
+        self._seen = 0  # number of recorded calls that `calls` ignores
 
     def ask(self, code: str, timeout_s: float = RUN_S, level: str = "all") -> dict[int, Any]:
         """Run code that sets `_lesson_told`, and return its value by rank."""
@@ -47,22 +47,22 @@ class LessonRunner:
         return self.pull("_lesson_told")
 
     def pull(self, name: str) -> dict[int, Any]:
-        """The value of a variable by rank."""
+        """Return the value of a variable by rank."""
         return dict(self.session[name])
 
     def run(self, code: str, timeout_s: float = RUN_S, level: str = "all", *, quiet: bool = True) -> None:
         """Run code.
 
         Args:
-            level: how much is recorded, whatever the session records otherwise: the lessons count by it.
-            quiet: show nothing.
+            level: Recording level, which overrides that of the session because lessons count calls.
+            quiet: Show no output.
         """
         self.session.run(code, timeout_s=timeout_s, quiet=quiet, record=RecordOptions(level=level))
 
     def mark(self) -> None:
-        """Let `calls` begin here."""
+        """Make `calls` ignore all calls so far."""
         _, self._seen, _ = self.session.recording.follow("call", self._seen)
 
     def calls(self, op: str | None = None) -> list[Collective]:
-        """The calls of all ranks since the mark, as the session recorded them; op: None: all operations."""
+        """Return the recorded calls of all ranks since the mark, of one operation or of all (None)."""
         return list(self.session.recording.collectives(op=op, since=self._seen))

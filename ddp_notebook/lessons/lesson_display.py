@@ -1,7 +1,7 @@
-"""How lessons show themselves: as a widget while ranks run and somebody looks, as a picture and a text afterwards.
+"""Displays lessons: as a widget while ranks run and a front end is open, otherwise as a picture and a text.
 
-A saved notebook keeps what a display last had, and without its kernel a widget is only "model not found". So a widget
-gives way to a picture when the session ends, and without a front end the picture is there from the start.
+A saved notebook keeps the last content of a display, and a widget without its kernel is only "model not found". So a
+picture replaces the widget when the session ends. Without a front end, the picture is shown from the start.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _shown: weakref.WeakKeyDictionary[Any, tuple[LessonView, Any]] = (
 
 
 class DisplayedLesson:
-    """A lesson that displays itself where it is the last line of a cell."""
+    """A lesson that is displayed if it is the last line of a cell."""
 
     def _ipython_display_(self: Lesson) -> None:
         display(self)
 
 
 def display(lesson: Lesson) -> None:
-    """Display a lesson in the output of the cell. An earlier display of it becomes a picture.
+    """Display a lesson in the output of the cell. A picture replaces its earlier display.
 
     Raises:
-        MissingBuildError: the JavaScript was not built.
+        MissingBuildError: The JavaScript was not built.
     """
     from IPython.display import display as show
 
@@ -62,7 +62,7 @@ def display(lesson: Lesson) -> None:
 
 
 def static(lesson: Lesson) -> dict[str, Any]:
-    """The picture and the text."""
+    """Return the picture and the text of a lesson."""
     return {"text/plain": repr(lesson), "image/png": base64.b64encode(_png(lesson)).decode()}
 
 
@@ -81,7 +81,7 @@ def _words(text: str) -> str:
 
 
 def _freeze(lesson: Lesson) -> None:
-    """Its last view gives way to a picture."""
+    """Replace the last view of a lesson by a picture."""
     if lesson not in _shown:
         return
     view, handle = _shown.pop(lesson)

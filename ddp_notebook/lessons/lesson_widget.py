@@ -1,4 +1,4 @@
-"""The widget of a lesson: its JavaScript, what the browser draws, and what it asks for."""
+"""The widget of a lesson: its JavaScript, its state, and the requests of the browser."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _log = logging.getLogger(__name__)
 class LessonView(anywidget.AnyWidget):
     """One lesson on the page.
 
-    A button sends its wish as a message. The kernel handles it when it is idle, so after a cell that runs; until it
-    has heard that the kernel began, the browser says that it waits.
+    A button sends a request as a message. The kernel handles it when it is idle, so after the running cell. The browser
+    shows that it waits until the kernel reports that it has started.
 
     Args:
-        lesson: what is drawn and driven.
+        lesson: Lesson to show and control.
 
     Raises:
-        MissingBuildError: the JavaScript was not built.
+        MissingBuildError: The JavaScript was not built.
     """
 
-    state = traitlets.Dict().tag(sync=True)  # `Lesson.state`; saved with the notebook if the states of widgets are
+    state = traitlets.Dict().tag(sync=True)  # `Lesson.state`; saved in the notebook if widget states are saved
 
     def __init__(self, lesson: Lesson) -> None:
         self._lesson = lesson
@@ -51,7 +51,7 @@ class LessonView(anywidget.AnyWidget):
         return f"<LessonView of {self._lesson!r}>"
 
     def _on_message(self, _: Any, content: Any, __: Any) -> None:
-        """The browser wants something: `{"do": "run", "request": 3, ...}`."""
+        """Handle a request of the browser: `{"do": "run", "request": 3, ...}`."""
         if not isinstance(content, dict) or not isinstance(content.get("do"), str):
             return
         request = content.get("request")
@@ -68,7 +68,7 @@ class LessonView(anywidget.AnyWidget):
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: NumPy's numbers as numbers, infinities and NaN as text, keys as text."""
+    """Convert a value for JSON: NumPy numbers to numbers, infinities and NaN to strings, keys to strings."""
     if isinstance(value, dict):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

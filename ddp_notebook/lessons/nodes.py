@@ -1,4 +1,4 @@
-"""The picture of nodes, processes and their numbers."""
+"""Picture of nodes, processes and their numbers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _MOST = 64
 
 
 def places(nodes: int = 2, per_node: int = 4) -> Picture:
-    """Nodes as frames, their processes as boxes: the rank in large, the local rank below it.
+    """Draw nodes as frames and their processes as boxes, with the rank and below it the local rank.
 
     Args:
-        nodes: number of machines.
-        per_node: processes on each, usually as many as it has GPUs.
+        nodes: Number of machines.
+        per_node: Processes on each machine, usually the number of its GPUs.
 
     Raises:
-        UsageError: fewer than 1, or more than 64 processes.
+        UsageError: The number of processes is below 1 or above 64.
 
     Example:
         >>> places(nodes=2, per_node=4).savefig("places.png")

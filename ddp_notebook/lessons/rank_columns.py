@@ -1,6 +1,6 @@
 """Draw a column for each rank: its number, and below it cells with values.
 
-Colours are the ranks' own. The colours of a cell, and the numbers in its corner, tell the ranks whose data it has.
+Each rank has a colour. The colours of a cell, and the numbers in its corner, show the ranks whose data it contains.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ddp_notebook.records.words import format_ranks
 
 CELL_IN = 0.27  # height of a cell
 _RIGHT, _WRONG = "#009E73", "#D55E00"
-_WIDE = 0.94  # of a column that a cell takes
+_WIDE = 0.94  # width of a cell, relative to its column
 
 
 def bare(axes: Axes, columns: int, height: float) -> None:
@@ -32,9 +32,9 @@ def head(axes: Axes, rank: int, words: str) -> None:
 def cell(
     axes: Axes, rank: int, y: float, value: Any, who: Sequence[int], mark: bool | None = None, is_new: bool = False
 ) -> None:
-    """A number on the colours of the ranks whose data it is."""
+    """Draw a number with the colours of the ranks whose data it contains."""
     width = _WIDE / max(len(who), 1)
-    for at, one in enumerate(who):  # a strip: the number itself stands on the page's own ground
+    for at, one in enumerate(who):  # a strip below the number, which is drawn on the background of the page
         axes.add_patch(Rectangle((rank + at * width, y + 0.74), width, 0.18, facecolor=LINES[one % len(LINES)], lw=0))
     edge = INK if mark is None else _RIGHT if mark else _WRONG
     thick = 2.0 if mark is not None else 1.8 if is_new else 0.5

@@ -1,4 +1,4 @@
-"""What the lessons run on the ranks: the collectives on given inputs, and algorithms made of isend and irecv.
+"""Code of the lessons on the ranks: collectives with given inputs, and algorithms made of isend and irecv.
 
 Only ranks import this module, so it may import torch.
 """
@@ -17,7 +17,7 @@ import torch.distributed as dist
 Moves = list[dict[str, Any]]
 Algorithm = Generator[Moves, None, None]
 
-_MOST_VALUES = 4096  # a step returns of larger tensors the first value of each chunk
+_MOST_VALUES = 4096  # for larger tensors a step returns only the first value of each chunk
 _MOST_KEPT = 8
 
 
@@ -25,7 +25,7 @@ _MOST_KEPT = 8
 
 
 class Tensors(NamedTuple):
-    """What the line of a lesson finds: `x` the input, `chunks` the same in pieces, `y` and `out` the output."""
+    """Variables of a lesson's line of code: `x` the input, `chunks` its pieces, `y` and `out` the output."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -34,12 +34,12 @@ class Tensors(NamedTuple):
 
 
 def tensors(inputs: Sequence[float], chunk_sizes: Sequence[int], out_sizes: Sequence[int], dtype: str) -> Tensors:
-    """Make them on this rank's device.
+    """Create the tensors on this rank's device.
 
     Args:
-        inputs: the numbers of this rank.
-        chunk_sizes: of the pieces of `x`.
-        out_sizes: of the tensors of `out`; `y` is as long as all of them together.
+        inputs: Numbers of this rank.
+        chunk_sizes: Sizes of the pieces of `x`.
+        out_sizes: Sizes of the tensors of `out`; `y` has their total size.
     """
     device, kind = _device(), getattr(torch, dtype)
     x = torch.tensor(list(inputs), dtype=kind, device=device)
@@ -55,14 +55,14 @@ def collective(
     ranks: Sequence[int],
     is_whole: bool,
 ) -> np.ndarray[Any, Any] | None:
-    """Run one call, and tell what this rank has then.
+    """Run one call, and return the result of this rank.
 
     Args:
-        call: `(tensors, group, rank, size)`; if it returns something with a `wait`, that is waited for.
-        made: the tensors.
-        result: which of them has the result: "x", "y", "out" or "".
-        ranks: of the group.
-        is_whole: the group has all ranks.
+        call: `(tensors, group, rank, size)`. If it returns an object with a `wait` method, that is called.
+        made: The tensors.
+        result: Name of the tensors with the result: "x", "y", "out" or "".
+        ranks: Ranks of the group.
+        is_whole: The group has all ranks.
     """
     group = None if is_whole else dist.new_group(list(ranks))
     rank = dist.get_rank()
@@ -84,15 +84,15 @@ def _result(made: Tensors, result: str) -> np.ndarray[Any, Any]:
 
 
 def barrier(call: Callable[[Tensors, Any, int, int], Any], made: Tensors, ranks: Sequence[int], is_whole: bool) -> Any:
-    """Come to it as late as the input says, in milliseconds.
+    """Call a barrier after the delay in the input, in milliseconds.
 
     Returns:
-        When this rank began to wait for its own time to come, and when it left the barrier: (2,), ns of its clock.
+        (2,) The times in ns of this rank's clock at which its delay started, and at which it left the barrier.
     """
     began_and_left_ns = np.zeros(2, np.int64)
 
     def late(made: Tensors, group: Any, rank: int, size: int) -> None:
-        dist.barrier(group=group)  # all begin at about the same time
+        dist.barrier(group=group)  # all ranks start at about the same time
         began_and_left_ns[0] = time.monotonic_ns()
         time.sleep(float(made.x[0]) / 1000)
         call(made, group, rank, size)
@@ -106,7 +106,7 @@ def barrier(call: Callable[[Tensors, Any, int, int], Any], made: Tensors, ranks:
 
 
 def ring_all_reduce(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> Algorithm:
-    """Each chunk goes round the ring twice: first it is added up, then handed on."""
+    """Send each chunk round the ring twice: the first time to add it up, the second time to distribute the sum."""
     left, right = (rank - 1) % n, (rank + 1) % n
     for s in range(n - 1):
         yield exchange(x, [(right, chunks[(rank - s) % n])], [(left, chunks[(rank - s - 1) % n])], add=True)
@@ -115,27 +115,27 @@ def ring_all_reduce(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> 
 
 
 def ring_reduce_scatter(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> Algorithm:
-    """The first half of the ring, begun one chunk earlier, so that rank i ends with chunk i."""
+    """Run the first half of the ring, starting one chunk earlier, so that rank i ends with chunk i."""
     left, right = (rank - 1) % n, (rank + 1) % n
     for s in range(n - 1):
         yield exchange(x, [(right, chunks[(rank - s - 1) % n])], [(left, chunks[(rank - s - 2) % n])], add=True)
 
 
 def ring_all_gather(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> Algorithm:
-    """Each rank's chunk goes round the ring once."""
+    """Send the chunk of each rank round the ring once."""
     left, right = (rank - 1) % n, (rank + 1) % n
     for s in range(n - 1):
         yield exchange(x, [(right, chunks[(rank - s) % n])], [(left, chunks[(rank - s - 1) % n])])
 
 
 def tree_all_reduce(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> Algorithm:
-    """Recursive halving, then recursive doubling, among the first 2^k ranks.
+    """Run recursive halving, then recursive doubling, among the first 2^k ranks.
 
-    The others hand their data to a partner before, and get the sum after.
+    Every other rank sends its data to a partner before, and receives the sum after.
     """
     core = 1 << (n.bit_length() - 1)
     whole = slice(0, len(x))
-    starts = [*(chunk.start for chunk in chunks[:core]), len(x)]  # the last block has the chunks beyond 2^k
+    starts = [*(chunk.start for chunk in chunks[:core]), len(x)]  # the last block contains the chunks beyond 2^k
     is_extra, has_extra = rank >= core, rank + core < n
     if core != n:
         yield exchange(
@@ -164,7 +164,7 @@ def tree_all_reduce(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> 
 
 
 def parameter_server(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> Algorithm:
-    """Rank 0 gets everything, adds it up, and sends the sum to everybody."""
+    """Send all data to rank 0, which adds it up and sends the sum to every rank."""
     whole, others = slice(0, len(x)), range(1, n)
     if rank == 0:
         yield exchange(x, [], [(other, whole) for other in others], add=True)
@@ -175,7 +175,7 @@ def parameter_server(x: torch.Tensor, chunks: list[slice], rank: int, n: int) ->
 
 
 def naive_all_reduce(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> Algorithm:
-    """Everybody sends everything to everybody."""
+    """Send all data from every rank to every other rank."""
     whole, own = slice(0, len(x)), x.clone()
     for s in range(1, n):
         yield exchange(x, [((rank + s) % n, whole)], [((rank - s) % n, whole)], add=True, source=own)
@@ -199,21 +199,21 @@ def exchange(
     add: bool = False,
     source: torch.Tensor | None = None,
 ) -> Moves:
-    """Send parts of x and receive others at the same time; tell what was done.
+    """Send parts of x and receive others at the same time. Return the sent parts.
 
     Args:
-        sends: to whom, and which part.
-        receives: from whom, and which part.
-        add: every receiver, this rank too, adds what comes to what it has, instead of replacing it.
-        source: the tensor whose parts are sent; None: x as it is now.
+        sends: Destinations and parts.
+        receives: Sources and parts.
+        add: Every receiver, including this rank, adds the received data instead of replacing its own.
+        source: Tensor whose parts are sent; None for the current x.
     """
-    outgoing = [(peer, part) for peer, part in sends if part.stop > part.start]  # nothing is not sent
+    outgoing = [(peer, part) for peer, part in sends if part.stop > part.start]  # empty parts are not sent
     incoming = [(peer, part) for peer, part in receives if part.stop > part.start]
-    # Data on their way must not change, so what comes goes into buffers of its own first.
+    # Data in transfer must not change, so data is received into separate buffers.
     buffers = [torch.empty_like(x[part]) for _, part in incoming]
     operations = [dist.P2POp(dist.isend, (x if source is None else source)[part], peer) for peer, part in outgoing]
     operations += [dist.P2POp(dist.irecv, buffer, peer) for buffer, (peer, _) in zip(buffers, incoming, strict=True)]
-    # As one batch: with NCCL a send would block the receive behind it, on both ranks.
+    # One batch: with NCCL a send would block the receive after it, on both ranks.
     for work in dist.batch_isend_irecv(operations) if operations else []:
         work.wait()
     for buffer, (_, part) in zip(buffers, incoming, strict=True):
@@ -225,7 +225,7 @@ def exchange(
 
 
 class RunningAlgorithm(NamedTuple):
-    """An algorithm under way on this rank."""
+    """An unfinished algorithm on this rank."""
 
     x: torch.Tensor
     original: torch.Tensor
@@ -237,12 +237,12 @@ _running: dict[str, RunningAlgorithm] = {}
 
 
 def start(key: str, algorithm: str, inputs: Sequence[float] | int, sizes: Sequence[int], dtype: str) -> dict[str, Any]:
-    """Begin an algorithm; nothing is moved yet.
+    """Start an algorithm without moving data.
 
     Args:
-        key: names it in `step`.
-        inputs: this rank's numbers, or how many of them to make here.
-        sizes: elements of the chunks, one for each rank.
+        key: Key of the algorithm for `step`.
+        inputs: Numbers of this rank, or how many to create.
+        sizes: Elements of the chunks, one for each rank.
     """
     rank, n, device = dist.get_rank(), dist.get_world_size(), _device()
     kind = getattr(torch, dtype)
@@ -252,7 +252,7 @@ def start(key: str, algorithm: str, inputs: Sequence[float] | int, sizes: Sequen
         x = torch.tensor(list(inputs), dtype=kind, device=device)
     ends = list(accumulate(sizes))
     chunks = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-    if algorithm == "ring all_gather":  # a rank has only its own chunk yet
+    if algorithm == "ring all_gather":  # at the start, a rank has only its own chunk
         mine = x[chunks[rank]].clone()
         x.zero_()
         x[chunks[rank]] = mine
@@ -263,24 +263,24 @@ def start(key: str, algorithm: str, inputs: Sequence[float] | int, sizes: Sequen
 
 
 def step(key: str) -> dict[str, Any]:
-    """Take one step, and tell what was sent and what this rank has now."""
+    """Run one step. Return the sent parts and the current data of this rank."""
     moves = next(_running[key].moves, None)
     return _tell(key, moves or [])
 
 
 def rest(key: str) -> None:
-    """Take all steps that are left."""
+    """Run all remaining steps."""
     for _ in _running[key].moves:
         pass
 
 
 def whole(key: str) -> np.ndarray[Any, Any]:
-    """All numbers of this rank."""
+    """Return all numbers of this rank."""
     return _running[key].x.cpu().numpy()
 
 
 def real(key: str, algorithm: str) -> np.ndarray[Any, Any]:
-    """The same by torch.distributed's own call, on the same inputs."""
+    """Return the result of the torch.distributed call on the same inputs."""
     one = _running[key]
     x, rank = one.original.clone(), dist.get_rank()
     parts = [x[chunk] for chunk in one.chunks]
@@ -288,7 +288,7 @@ def real(key: str, algorithm: str) -> np.ndarray[Any, Any]:
     if algorithm == "ring all_gather":
         if is_even:
             dist.all_gather(parts, parts[rank].clone())
-        else:  # one all_gather takes equal sizes only; NCCL does the same where they are not
+        else:  # all_gather requires equal sizes; NCCL does the same for unequal sizes
             for source, part in enumerate(parts):
                 if len(part):
                     dist.broadcast(part, src=source)
@@ -319,7 +319,7 @@ def _tell(key: str, moves: Moves) -> dict[str, Any]:
 def time_algorithms(
     algorithms: Sequence[str], sizes: Sequence[int], repeats: int
 ) -> dict[tuple[str, int], list[float]]:
-    """Seconds of each run on this rank, by algorithm ("all_reduce" is torch's own) and bytes."""
+    """Return the seconds of each run on this rank, by algorithm and bytes. "all_reduce" is the call of torch."""
     rank, n, device = dist.get_rank(), dist.get_world_size(), _device()
     found: dict[tuple[str, int], list[float]] = {}
     for nbytes in sizes:
@@ -337,12 +337,12 @@ def time_algorithms(
                     dist.all_reduce(y)
                 _finish(device)
                 times.append(time.perf_counter() - began_s)
-            del times[0]  # the first one opens connections
+            del times[0]  # the first run opens connections
     return found
 
 
 def run_once(algorithm: str, nbytes: int) -> None:
-    """Run an algorithm once on so many bytes, so that its sends can be counted."""
+    """Run an algorithm once on `nbytes` bytes, so that its sends can be counted."""
     rank, n = dist.get_rank(), dist.get_world_size()
     x, chunks = _data(nbytes, n, _device())
     for _ in ALGORITHMS[algorithm](x, chunks, rank, n):

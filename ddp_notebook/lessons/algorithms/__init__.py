@@ -1,5 +1,5 @@
 """Algorithms made of sends and receives.
 
-stepping  one step at a time on the ranks
-plans     what each has to move, from its formulas
+stepping  runs an algorithm step by step on the ranks
+plans     bytes and messages of each algorithm, from formulas
 """

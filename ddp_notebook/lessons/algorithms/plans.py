@@ -1,8 +1,8 @@
-"""What each algorithm has to move, from its formulas alone: the sum of the chunk sizes that each step sends.
+"""Bytes and messages of each algorithm, computed from formulas: the sum of the chunk sizes that each step sends.
 
     n  bytes of all data     N  ranks     c_k  bytes of chunk k
 
-| algorithm | messages one after another | bytes through the busiest rank, each way, where N divides n |
+| algorithm | sequential messages | bytes through the busiest rank, each direction, if N divides n |
 |---|---|---|
 | ring all_reduce | 2 (N - 1) | 2 (N - 1) / N n |
 | tree all_reduce (N a power of two) | 2 log2 N | 2 (N - 1) / N n |
@@ -54,14 +54,14 @@ RULES = {
 
 
 class Cost(NamedTuple):
-    """Of one algorithm: T = messages * alpha + nbytes * beta."""
+    """Cost of one algorithm: T = messages * alpha + nbytes * beta."""
 
-    messages: int  # one after another
-    nbytes: float  # that the busiest rank sends or receives
+    messages: int  # sequential messages
+    nbytes: float  # bytes that the busiest rank sends or receives
 
 
 def steps(algorithm: str, world_size: int) -> int:
-    """How many steps it takes."""
+    """Return the number of steps."""
     n = world_size
     core = 1 << (n.bit_length() - 1)
     return {
@@ -75,7 +75,7 @@ def steps(algorithm: str, world_size: int) -> int:
 
 
 def moved(algorithm: str, sizes: Sequence[int]) -> Links:
-    """Bytes over each link, for chunks of these bytes, one for each rank.
+    """Return the bytes over each link. `sizes` are the bytes of the chunks, one for each rank.
 
     Example:
         >>> moved("ring all_reduce", [4, 4, 4])
@@ -86,7 +86,7 @@ def moved(algorithm: str, sizes: Sequence[int]) -> Links:
     match algorithm:
         case "ring all_reduce":
             found = {(i, j): 2 * total - sizes[(i + 1) % n] - sizes[(i + 2) % n] for i, j in ring}
-        case "ring all_gather":  # all chunks but that which the right neighbour has brought
+        case "ring all_gather":  # all chunks except the one that came from the right neighbour
             found = {(i, j): total - sizes[(i + 1) % n] for i, j in ring}
         case "ring reduce_scatter":
             found = {(i, j): total - sizes[i] for i, j in ring}
@@ -100,8 +100,10 @@ def moved(algorithm: str, sizes: Sequence[int]) -> Links:
 
 
 def _tree(sizes: Sequence[int]) -> Links:
-    """Recursive halving and doubling among the first 2^k ranks. The others hand their data to a partner before, and get
-    the sum after."""
+    """Return the links of recursive halving and doubling among the first 2^k ranks.
+
+    Every other rank sends its data to a partner before, and receives the sum after.
+    """
     n = len(sizes)
     core = 1 << (n.bit_length() - 1)
     blocks = tree_blocks(sizes)
@@ -112,7 +114,7 @@ def _tree(sizes: Sequence[int]) -> Links:
             middle = first + distance
             kept = (first, middle) if i < middle else (middle, last)
             sent = (middle, last) if i < middle else (first, middle)
-            # The half that is sent now; the half that was kept comes back the other way while doubling.
+            # The half that is sent now. The kept half is sent in the other direction while doubling.
             found[i, i ^ distance] = sum(blocks[slice(*sent)]) + sum(blocks[slice(*kept)])
             (first, last), distance = kept, distance // 2
     for i in range(core, n):
@@ -121,18 +123,18 @@ def _tree(sizes: Sequence[int]) -> Links:
 
 
 def tree_blocks(sizes: Sequence[int]) -> list[int]:
-    """Chunks for N ranks as blocks for 2^k of them: those that are too many belong to the last block."""
+    """Merge the chunks of N ranks into blocks for 2^k ranks. The last block gets all remaining chunks."""
     core = 1 << (len(sizes).bit_length() - 1)
     return [*sizes[: core - 1], sum(sizes[core - 1 :])]
 
 
 def busiest_link(links: Links) -> tuple[tuple[int, int], int] | None:
-    """The link with the most bytes; None where nothing was moved."""
+    """Return the link with the most bytes; None if nothing was moved."""
     return max(links.items(), key=lambda item: item[1], default=None)
 
 
 def added(links: Links, sends: Iterable[Collective]) -> Links:
-    """The bytes over each link together with those of recorded sends."""
+    """Add the bytes of recorded sends to the bytes over each link."""
     found = dict(links)
     for send in sends:
         if send.peer is not None:
@@ -142,7 +144,7 @@ def added(links: Links, sends: Iterable[Collective]) -> Links:
 
 
 def through_ranks(links: Links) -> dict[int, int]:
-    """Bytes that go into and out of each rank together."""
+    """Return the sum of the bytes into and out of each rank."""
     found: dict[int, int] = {}
     for link, nbytes in links.items():
         for rank in link:
@@ -151,9 +153,9 @@ def through_ranks(links: Links) -> dict[int, int]:
 
 
 def cost(algorithm: str, world_size: int, nbytes: float) -> Cost:
-    """Messages and bytes of the alpha-beta model, for data that N divides.
+    """Return messages and bytes of the alpha-beta model, for data whose size is divisible by N.
 
-    Source: Thakur et al. (above), section 4; the parameter server's messages pass its one port one after another.
+    Source: Thakur et al. (above), section 4. The messages of the parameter server use its single port sequentially.
     """
     n, count = world_size, world_size - 1
     core = 1 << (n.bit_length() - 1)
@@ -171,7 +173,7 @@ def cost(algorithm: str, world_size: int, nbytes: float) -> Cost:
 
 
 def rule(algorithm: str, world_size: int, step: int) -> str:
-    """The rule that a step follows, from 0."""
+    """Return the rule of a step. Steps are numbered from 0."""
     n = world_size
     total = steps(algorithm, n)
     core = 1 << (n.bit_length() - 1)

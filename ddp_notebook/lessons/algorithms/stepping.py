@@ -1,4 +1,4 @@
-"""Algorithms step by step: real sends and receives on the ranks, one step at a time."""
+"""Algorithms step by step: real sends and receives on the ranks."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from ddp_notebook.lessons.lesson import Wish
     from ddp_notebook.session import Session
 
-_MOST_WHOLE = 4096  # elements; beyond it a step brings the first of each chunk only
+_MOST_WHOLE = 4096  # elements; for more, a step returns only the first element of each chunk
 _DTYPES = ("float32", "float64", "int32", "int64")
 
-Chunks = dict[int, list[Array]]  # by rank, one array for each chunk
-Who = dict[int, list[frozenset[int]]]  # by rank: whose data is in each element
+Chunks = dict[int, list[Array]]  # arrays of the chunks, by rank
+Who = dict[int, list[frozenset[int]]]  # ranks whose data each element contains, by rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmState:
-    """What the ranks have after so many steps.
+    """State of the ranks after a step.
 
     Args:
-        rule: that the step has followed; "": none was taken yet.
-        moves: what was sent in it: (from, to, first element, behind the last one, it was added).
-        chunks: what each rank has now.
-        who: whose data is in each chunk's first element.
-        bytes_moved: over each link since the start, as the session has recorded it.
+        rule: Rule that the step has followed; "" before the first step.
+        moves: Data sent in the step: (from, to, first element, end, whether it was added).
+        chunks: Current chunks of each rank.
+        who: Ranks whose data the first element of each chunk contains.
+        bytes_moved: Recorded bytes over each link since the start.
     """
 
     rule: str
@@ -56,22 +56,22 @@ class Stepper(DisplayedLesson):
     """One algorithm on the running ranks.
 
     Args:
-        name: of `plans.ALGORITHMS`: "ring all_reduce", "tree all_reduce", "parameter server", "naive all_reduce",
+        name: One of `plans.ALGORITHMS`: "ring all_reduce", "tree all_reduce", "parameter server", "naive all_reduce",
             "ring all_gather", "ring reduce_scatter".
-        elements: of each rank's data.
-        nbytes: the same in bytes, instead of `elements`.
-        inputs: numbers of each rank; None: numbers that show who has contributed.
-        sizes: elements of the chunks, one for each rank; None: as equal as can be.
+        elements: Elements of each rank's data.
+        nbytes: Size of each rank's data in bytes, instead of `elements`.
+        inputs: Numbers of each rank; None for numbers that show which ranks have contributed.
+        sizes: Elements of the chunks, one for each rank; None for chunks that are as equal as possible.
         dtype: "float32", "float64", "int32" or "int64".
-        session: None: the running one.
+        session: Session to use; None for the running one.
 
     Raises:
-        UsageError: there is no such algorithm, or the sizes do not fit.
-        NoSessionError: no ranks are running.
+        UsageError: There is no such algorithm, or the sizes do not fit.
+        NoSessionError: No ranks are running.
 
     Example:
         >>> ring = lessons.algorithm("ring all_reduce", elements=8)
-        >>> ring.step().moves[0]  # from, to, first element, behind the last one, whether it is added
+        >>> ring.step().moves[0]  # from, to, first element, end, whether it is added
         (0, 1, 0, 4, True)
         >>> ring.play().bytes_moved
         {(0, 1): 32, (1, 0): 32}
@@ -101,7 +101,7 @@ class Stepper(DisplayedLesson):
         sizes: Sequence[int] | None = None,
         dtype: str = "float32",
     ) -> None:
-        """Take another algorithm, or other data, and begin it. Arguments as those of the class."""
+        """Choose another algorithm or other data, and restart. Takes the arguments of the class."""
         if name not in plans.ALGORITHMS:
             raise UsageError(f"there is no algorithm {name!r}; there are {', '.join(plans.ALGORITHMS)}")
         if dtype not in _DTYPES:
@@ -125,7 +125,7 @@ class Stepper(DisplayedLesson):
         self.restart()
 
     def restart(self) -> None:
-        """Begin again, with the same data."""
+        """Restart with the same data."""
         self._key = uuid.uuid4().hex
         self._links: Links = {}
         self.compared: bool | None = None
@@ -154,12 +154,12 @@ class Stepper(DisplayedLesson):
 
     @property
     def steps(self) -> int:
-        """How many steps it takes."""
+        """Return the number of steps."""
         return plans.steps(self.name, self.world_size)
 
     @property
     def taken(self) -> int:
-        """How many steps were taken."""
+        """Return the number of finished steps."""
         return len(self.states) - 1
 
     @property
@@ -168,41 +168,41 @@ class Stepper(DisplayedLesson):
 
     @property
     def nbytes(self) -> int:
-        """Of one rank's data."""
+        """Return the size of one rank's data in bytes."""
         return self.elements * np.dtype(self.dtype).itemsize
 
     @property
     def rule(self) -> str:
-        """The rule of the next step, or of the last one when all were taken."""
+        """Return the rule of the next step, or of the last one if all are finished."""
         return plans.rule(self.name, self.world_size, min(self.taken, self.steps - 1))
 
     @property
     def chunks(self) -> Chunks:
-        """What each rank has now, chunk by chunk; beyond 4096 elements only the first of each chunk."""
+        """Return the current chunks of each rank; above 4096 elements only the first element of each chunk."""
         return self.states[-1].chunks
 
     @property
     def bytes_moved(self) -> Links:
-        """Bytes over each link so far, as the session has recorded the sends: `{(0, 1): 24, ...}`."""
+        """Return the recorded bytes over each link so far: `{(0, 1): 24, ...}`."""
         return self.states[-1].bytes_moved
 
     @property
     def busiest_link(self) -> tuple[tuple[int, int], int] | None:
-        """The link with the most bytes so far, and how many; None: none were moved."""
+        """Return the link with the most bytes so far, and the bytes; None if nothing was moved."""
         return plans.busiest_link(self.bytes_moved)
 
     def theory(self) -> Links:
-        """Bytes over each link that the formulas give for the whole algorithm."""
+        """Return the bytes over each link for the whole algorithm, according to the formulas."""
         item = np.dtype(self.dtype).itemsize
         return plans.moved(self.name, [size * item for size in self.sizes])
 
     # ---- what it does
 
     def step(self) -> AlgorithmState:
-        """Take one step on the ranks, if there is one left."""
+        """Run one step on the ranks, if there is one left."""
         if not self.is_done:
             rule = plans.rule(self.name, self.world_size, self.taken)
-            self._runner.mark()  # others may have sent something since the last step
+            self._runner.mark()  # other calls may have been recorded since the last step
             told = self._runner.ask(
                 "from ddp_notebook.lessons import ranks as _lesson_ranks\n"
                 f"_lesson_told = _lesson_ranks.step({self._key!r})"
@@ -212,13 +212,14 @@ class Stepper(DisplayedLesson):
         return self.states[-1]
 
     def play(self) -> Stepper:
-        """Take all steps that are left."""
+        """Run all remaining steps."""
         while not self.is_done:
             self.step()
         return self
 
     def result(self) -> Values:
-        """What each rank has of the result: all of it, or after a reduce_scatter its own chunk."""
+        """Run all steps, and return the result of each rank: the whole data, or its own chunk after a
+        reduce_scatter."""
         self.play()
         whole = self._runner.ask(f"_lesson_told = _lesson_ranks.whole({self._key!r})")
         if self.name != "ring reduce_scatter":
@@ -226,12 +227,12 @@ class Stepper(DisplayedLesson):
         return {rank: values[slice(*self._bounds[rank])] for rank, values in whole.items()}
 
     def real(self) -> Values:
-        """The same by torch.distributed's own call on the same inputs."""
+        """Return the result of the torch.distributed call on the same inputs."""
         return self._runner.ask(f"_lesson_told = _lesson_ranks.real({self._key!r}, {self.name!r})")
 
     @property
     def real_line(self) -> str:
-        """That call."""
+        """Return that call as code."""
         return {
             "ring all_gather": "dist.all_gather(out, x)",
             "ring reduce_scatter": "dist.reduce_scatter(y, chunks)",
@@ -239,24 +240,24 @@ class Stepper(DisplayedLesson):
 
     @property
     def agrees(self) -> bool:
-        """Whether all ranks have, after all steps, what torch.distributed's own call gives."""
+        """Return whether all ranks finally have the result of the torch.distributed call."""
         mine, real = self.result(), self.real()
         call = theory.CollectiveCall(op="all_reduce", world_size=self.world_size, dtype=self.dtype)
         return all(all(theory.agree(call, mine[rank], real[rank])) for rank in mine)
 
     def compare(self) -> bool:
-        """Take the steps that are left, run torch.distributed's own call, and say whether all ranks have the same."""
+        """Run the remaining steps and the torch.distributed call. Return whether all ranks have its result."""
         self.compared = self.agrees
         return self.compared
 
     def picture(self) -> Figure:
-        """All steps so far, from left to right: a figure that stays in a saved notebook."""
+        """Return a figure of all steps so far, from left to right. It stays in a saved notebook."""
         return _draw(self)
 
     # ---- in the browser
 
     def state(self) -> dict[str, Any]:
-        """All that the browser draws."""
+        """Return everything that the browser draws."""
         n = self.world_size
         return {
             "kind": "algorithm",
@@ -285,10 +286,10 @@ class Stepper(DisplayedLesson):
         }
 
     def act(self, wish: Wish) -> None:
-        """Do what a button asks for: "configure", "step", "play", "restart" or "compare".
+        """Handle a request of the browser: "configure", "step", "play", "restart" or "compare".
 
         Raises:
-            UsageError: it cannot be done.
+            UsageError: The request is invalid.
         """
         match wish["do"]:
             case "configure":
@@ -346,7 +347,7 @@ class Stepper(DisplayedLesson):
 
 
 def _length(inputs: Mapping[int, Sequence[float]], world_size: int) -> int:
-    """The number of elements that each rank has."""
+    """Return the number of elements of each rank."""
     lengths = {len(values) for values in inputs.values()}
     if len(lengths) != 1 or set(inputs) != set(range(world_size)):
         raise UsageError(f"inputs: each of the {world_size} ranks has data of the same length")
@@ -354,12 +355,12 @@ def _length(inputs: Mapping[int, Sequence[float]], world_size: int) -> int:
 
 
 def _even(elements: int, n: int) -> tuple[int, ...]:
-    """As equal as can be, the larger ones first, as `torch.tensor_split` does it."""
+    """Return sizes that are as equal as possible, the larger ones first, like `torch.tensor_split`."""
     return tuple(elements // n + (at < elements % n) for at in range(n))
 
 
 def _draw(stepper: Stepper) -> Picture:
-    """The chunks of every rank after each step, and the bytes over each link."""
+    """Draw the chunks of every rank after each step, and the bytes over each link."""
     from ddp_notebook.display import INK, Picture
     from ddp_notebook.lessons import rank_columns
 

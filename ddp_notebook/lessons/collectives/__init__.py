@@ -1,7 +1,7 @@
-"""What each collective does and costs.
+"""Results and costs of collectives.
 
-explorer  predicted, run on the ranks, compared
-theory    what each collective gives, in NumPy
-written   the cell that a collective is run by, as it is shown
-costs     measured times over sizes, and the alpha-beta model
+explorer  predict a collective, run it on the ranks, compare
+theory    results of each collective, computed with NumPy
+written   the code of the cell that runs a collective, as shown to the reader
+costs     measured times over several sizes, and the alpha-beta model
 """

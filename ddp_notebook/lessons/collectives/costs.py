@@ -1,7 +1,7 @@
-"""What algorithms cost: measured times over sizes, and the alpha-beta model fitted to them.
+"""Costs of algorithms: measured times over several sizes, and the fitted alpha-beta model.
 
-T = m * alpha + n * beta: m messages one after another, each with a fixed time alpha, and n bytes through the busiest
-rank, each with a time beta. Which m and n an algorithm has is `plans.cost`.
+T = m * alpha + n * beta: m sequential messages with a fixed time alpha each, and n bytes through the busiest rank with
+a time beta each. `plans.cost` returns m and n of an algorithm.
 
 Source: Hockney, "The communication challenge for MPP", 1994; Thakur et al., see `plans`.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SIZES = (4_000, 40_000, 400_000, 1_200_000, 4_000_000)
 ALGORITHMS = ("ring all_reduce", "tree all_reduce", "parameter server", "naive all_reduce")
-OWN = "all_reduce"  # the backend's
+OWN = "all_reduce"  # all_reduce of the backend
 _LIMIT_S = 300.0
 
 
@@ -37,11 +37,11 @@ class Fit:
     """The alpha-beta model of one algorithm.
 
     Args:
-        alpha_s: seconds of a message, however small.
-        beta_s_per_byte: seconds of a byte.
-        messages: one after another.
-        bytes_factor: bytes through the busiest rank, in sizes of the data.
-        error: median of |model - measured| / measured.
+        alpha_s: Seconds per message of any size.
+        beta_s_per_byte: Seconds per byte.
+        messages: Number of sequential messages.
+        bytes_factor: Bytes through the busiest rank, relative to the size of the data.
+        error: Median of |model - measured| / measured.
     """
 
     alpha_s: float
@@ -51,7 +51,7 @@ class Fit:
     error: float
 
     def seconds(self, nbytes: float) -> float:
-        """What the model says for data of so many bytes."""
+        """Return the predicted time for data of `nbytes` bytes."""
         return self.messages * self.alpha_s + self.bytes_factor * nbytes * self.beta_s_per_byte
 
     def __repr__(self) -> str:
@@ -61,14 +61,14 @@ class Fit:
 
 
 class Costs:
-    """Times of algorithms over sizes, measured on the ranks.
+    """Times of algorithms over several sizes, measured on the ranks.
 
     Args:
-        world_size: ranks.
-        backend: whose own all_reduce is among them.
-        times: seconds by algorithm and bytes: the median over repeats of the slowest rank.
-        through: bytes into and out of each rank by algorithm, as recorded, for data of `counted` bytes.
-        counted: see above.
+        world_size: Number of ranks.
+        backend: Backend whose all_reduce was also measured.
+        times: Seconds by algorithm and bytes: the time of the slowest rank, as the median over the repeats.
+        through: Recorded bytes into and out of each rank by algorithm, for data of `counted` bytes.
+        counted: Size of the data for `through`.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Costs:
         return sorted({nbytes for _, nbytes in self.times})
 
     def of(self, algorithm: str) -> dict[int, float]:
-        """Seconds by bytes."""
+        """Return the seconds of an algorithm by bytes."""
         return {nbytes: seconds for (name, nbytes), seconds in self.times.items() if name == algorithm}
 
     def plot(self) -> Figure:
-        """The points, the model over them, and the bytes through each rank."""
+        """Draw the measured points, the model, and the bytes through each rank."""
         return _draw(self)
 
     picture = plot
@@ -117,17 +117,17 @@ def measure(
     repeats: int = 5,
     session: Session | None = None,
 ) -> Costs:
-    """Measure algorithms that all reduce, next to the backend's own all_reduce.
+    """Measure all-reduce algorithms, and the all_reduce of the backend.
 
     Args:
-        sizes: bytes of the data; None: 4 kB to 4 MB.
-        algorithms: of `plans.REDUCES`; None: all of them.
-        repeats: of each, of which the median counts.
-        session: None: the running one.
+        sizes: Bytes of the data; None for 4 kB to 4 MB.
+        algorithms: Some of `plans.REDUCES`; None for all of them.
+        repeats: Number of repeats; the result is their median.
+        session: Session to use; None for the running one.
 
     Raises:
-        UsageError: there is no such algorithm or size.
-        NoSessionError: no ranks are running.
+        UsageError: There is no such algorithm, or a size is invalid.
+        NoSessionError: No ranks are running.
 
     Example:
         >>> costs = lessons.cost(sizes=[4_000, 400_000])
@@ -147,7 +147,7 @@ def measure(
         "from ddp_notebook.lessons import ranks as _lesson_ranks\n"
         f"_lesson_told = _lesson_ranks.time_algorithms({[*names, OWN]}, {chosen}, {int(repeats)})",
         _LIMIT_S,
-        level="off",  # recording would take a share of each message
+        level="off",  # recording would slow down each message
     )
     times = {key: float(np.median(np.max([of[key] for of in told.values()], axis=0))) for key in told[0]}
     counted = chosen[-1]
@@ -160,9 +160,9 @@ def measure(
 
 
 def fit(algorithm: str, world_size: int, times: Mapping[int, float]) -> Fit:
-    """Fit the model to times by bytes. Each point counts by its relative error, since sizes span decades.
+    """Fit the model to times by bytes. Minimises relative errors, because sizes span decades.
 
-    The backend's own all_reduce is fitted as if it were a ring.
+    The backend's all_reduce is fitted like a ring.
 
     Example:
         >>> found = fit("ring all_reduce", 2, {1000: 0.00021, 1_000_000: 0.00121})
@@ -186,20 +186,20 @@ def fit(algorithm: str, world_size: int, times: Mapping[int, float]) -> Fit:
 
 
 def _least_squares(columns: Any) -> tuple[float, float]:
-    """Two factors, none below 0, so that the columns add up to ones."""
+    """Return two non-negative factors with which the columns add up to ones, as least squares."""
     ones = np.ones(len(columns))
     if len(columns) > 1:
         alpha, beta = np.linalg.lstsq(columns, ones, rcond=None)[0].tolist()
         if alpha >= 0 and beta >= 0:
             return alpha, beta
-    # One of them alone, the better one.
+    # Use only one of them, the one with the smaller error.
     singles = [float(column @ ones / (column @ column)) for column in columns.T]
     errors = [float(((column * one - ones) ** 2).sum()) for column, one in zip(columns.T, singles, strict=True)]
     return (singles[0], 0.0) if errors[0] <= errors[1] else (0.0, singles[1])
 
 
 def _draw(found: Costs) -> Picture:
-    """Times over sizes with the model drawn through them, and the bytes through each rank."""
+    """Draw times over sizes with the model, and the bytes through each rank."""
     from matplotlib.ticker import FuncFormatter
 
     from ddp_notebook.display import FAINT, INK, LINES, picture
@@ -259,7 +259,7 @@ def _draw(found: Costs) -> Picture:
 
 
 def _table_html(found: Costs) -> str:
-    """A table of times, and the model's numbers."""
+    """Return an HTML table of the times and the parameters of the model."""
     head = "".join(f"<th>{size(nbytes)}</th>" for nbytes in found.sizes)
     rows = "".join(
         f"<tr><th style='text-align:left'>{html.escape(_named(name, found))}</th>"

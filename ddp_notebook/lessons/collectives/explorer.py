@@ -1,4 +1,4 @@
-"""The collective explorer: what a collective does, predicted first, then run on the ranks, then compared."""
+"""The collective explorer: predict the result of a collective, run it on the ranks, and compare."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happened:
-    """What happened when one rank called a collective wrongly.
+    """Outcome of a collective that one rank called wrongly.
 
     Args:
-        kind: of `theory.WRONG`.
-        rank: the one that was wrong.
-        code: the call on that rank and on the others.
-        error: the name of the error; "": none.
-        message: of the error.
-        by_rank: the last thing that each rank did, in words.
-        values: what the ranks have, if there was no error.
-        seconds: until the ranks were free again.
+        kind: One of `theory.WRONG`.
+        rank: Rank with the wrong call.
+        code: Calls on that rank and on the others.
+        error: Name of the error; "" if there was none.
+        message: Message of the error.
+        by_rank: Description of each rank's last action.
+        values: Results of the ranks, if there was no error.
+        seconds: Time until the ranks were idle again.
     """
 
     kind: str
@@ -60,27 +60,27 @@ def _words(values: Values) -> str:
     return "; ".join(f"{list_ranks(ranks)}: {words}" for words, ranks in by_words.items())
 
 
-_WRONG_S = 2.0  # how long ranks wait for one that does not come
-_MOST_ELEMENTS = 64  # of a rank: more are no picture
+_WRONG_S = 2.0  # time limit for a call in which a rank is missing
+_MOST_ELEMENTS = 64  # most elements of a rank that a picture can show
 
 
 class Explorer(DisplayedLesson):
-    """One collective with inputs of your own, on the running ranks.
+    """One collective on the running ranks, with your own inputs.
 
     Args:
-        op: of `theory.OPS`: "all_reduce", "send/recv", ...
+        op: One of `theory.OPS`: "all_reduce", "send/recv", ...
         reduce_op: "SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR" or "BXOR".
-        inputs: numbers of each rank; None: numbers that show who has contributed.
-        root: the source, the destination, or the sender of a message.
-        peer: the receiver of a message.
-        group: ranks that take part, as a group of their own; None: all.
-        dtype: of `theory.DTYPES`.
-        sizes: elements of each rank's input or of each chunk; for all_to_all also one for each receiver.
-        session: None: the running one.
+        inputs: Numbers of each rank; None for numbers that show which ranks have contributed.
+        root: Source, destination, or sender of a message.
+        peer: Receiver of a message.
+        group: Ranks that take part, as a new group; None for all ranks.
+        dtype: One of `theory.DTYPES`.
+        sizes: Elements of each rank's input or of each chunk; for all_to_all also one number for each receiver.
+        session: Session to use; None for the running one.
 
     Raises:
         UsageError: torch has no such call.
-        NoSessionError: no ranks are running.
+        NoSessionError: No ranks are running.
 
     Example:
         >>> explorer = lessons.collective("all_reduce", inputs={0: [1, 2], 1: [10, 20]})
@@ -120,7 +120,7 @@ class Explorer(DisplayedLesson):
         dtype: str = "float32",
         sizes: int | Sequence[int] | None = None,
     ) -> None:
-        """Take another call; what was predicted and run before is forgotten. Arguments as those of the class."""
+        """Choose another call, and drop the prediction and the result. Takes the arguments of the class."""
         world_size = self._runner.session.world_size
         members = tuple(sorted(group)) if group is not None else ()
         if len(members) == world_size:
@@ -156,7 +156,7 @@ class Explorer(DisplayedLesson):
 
     @property
     def inputs(self) -> dict[int, list[float]]:
-        """The numbers of each rank, to be read and set: `explorer.inputs = {0: [1, 2], 1: [3, 4]}`."""
+        """Numbers of each rank, readable and writable: `explorer.inputs = {0: [1, 2], 1: [3, 4]}`."""
         return {rank: values.tolist() for rank, values in self._inputs.items()}
 
     @inputs.setter
@@ -174,20 +174,20 @@ class Explorer(DisplayedLesson):
 
     @property
     def line(self) -> str:
-        """The line of code that runs on the ranks."""
+        """Return the line of code that runs on the ranks."""
         return self.call.line
 
     @property
     def formula(self) -> str:
-        """What comes out, as one equation."""
+        """Return the result as one equation."""
         return self.call.formula
 
     def expected(self) -> Values:
-        """What NumPy says, by rank; a rank whose result torch does not specify is not in it."""
+        """Return the results according to NumPy, by rank. Ranks whose result torch does not specify are left out."""
         return theory.expected(self.call, self._inputs)
 
     def predict(self, values: Mapping[int, Sequence[float | None]]) -> None:
-        """Say what will come out, for some ranks or for all; None leaves an element open."""
+        """Set a prediction for some or all ranks. None leaves an element open."""
         for rank in values:
             if rank not in self.call.ranks:
                 raise UsageError(f"rank {rank} does not take part; {list_ranks(list(self.call.ranks))} do")
@@ -196,13 +196,13 @@ class Explorer(DisplayedLesson):
         }
 
     def run(self) -> Values:
-        """Run it on the ranks.
+        """Run the collective on the ranks.
 
         Returns:
-            What each rank of the group has then; after a reduce also what is left on the others.
+            The result of each rank of the group. After a reduce, this includes the buffers of the other ranks.
 
         Raises:
-            RankError: it failed there.
+            RankError: The call failed on a rank.
         """
         told = self._run(written.cell(self.call, self._inputs), RUN_S)
         self.result = self._left_ms(told) if self.call.op == "barrier" else told
@@ -210,10 +210,11 @@ class Explorer(DisplayedLesson):
 
     @property
     def right(self) -> dict[int, list[bool]]:
-        """Whether each predicted element is what the ranks have. What torch does not specify cannot be wrong.
+        """Return by rank whether each predicted element is correct. Elements that torch does not specify count as
+        correct.
 
         Raises:
-            UsageError: it was not run yet.
+            UsageError: The collective was not run yet.
         """
         if self.result is None:
             raise UsageError("run it first: explorer.run()")
@@ -229,10 +230,10 @@ class Explorer(DisplayedLesson):
 
     @property
     def agrees(self) -> bool:
-        """Whether the ranks have what NumPy says.
+        """Return whether the ranks have the result of NumPy.
 
         Raises:
-            UsageError: it was not run yet.
+            UsageError: The collective was not run yet.
         """
         if self.result is None:
             raise UsageError("run it first: explorer.run()")
@@ -242,14 +243,14 @@ class Explorer(DisplayedLesson):
         )
 
     def wrong(self, kind: str, rank: int | None = None) -> Happened:
-        """Let one rank call it wrongly, for real, and tell what happens. The ranks are free again afterwards.
+        """Let one rank call the collective wrongly, and return the outcome. The ranks are idle again afterwards.
 
         Args:
             kind: "operation", "size", "dtype", "missing rank" or "root".
-            rank: the one that is wrong; None: the last one that takes part.
+            rank: Rank with the wrong call; None for the last one that takes part.
 
         Raises:
-            UsageError: this cannot be wrong in this way.
+            UsageError: This call cannot be wrong in this way.
         """
         if kind not in self.kinds_of_wrong:
             raise UsageError(f"{self.call.op} can be wrong in {', '.join(self.kinds_of_wrong)}, not in {kind!r}")
@@ -281,19 +282,19 @@ class Explorer(DisplayedLesson):
 
     @property
     def kinds_of_wrong(self) -> tuple[str, ...]:
-        """In which ways this call can be wrong."""
+        """Return the ways in which this call can be wrong."""
         if self.call.op == "barrier":
             return ("operation", "missing rank")
         return tuple(kind for kind in theory.WRONG if kind != "root" or self.call.op in theory.ROOTED)
 
     def picture(self) -> Figure:
-        """Before and after, a column for each rank: a figure that stays in a saved notebook."""
+        """Return a figure of the values before and after, with a column for each rank. It stays in a saved notebook."""
         return _draw(self)
 
     # ---- in the browser
 
     def state(self) -> dict[str, Any]:
-        """All that the browser draws."""
+        """Return everything that the browser draws."""
         call = self.call
         who = theory.contributors(call)
         return {
@@ -330,10 +331,10 @@ class Explorer(DisplayedLesson):
         }
 
     def act(self, wish: Wish) -> None:
-        """Do what a button asks for: "configure", "run" with a prediction, or "wrong".
+        """Handle a request of the browser: "configure", "run" with a prediction, or "wrong".
 
         Raises:
-            UsageError: it cannot be done.
+            UsageError: The request is invalid.
         """
         match wish["do"]:
             case "configure":
@@ -360,8 +361,11 @@ class Explorer(DisplayedLesson):
         return {rank: values for rank, values in told.items() if values is not None and rank in self.call.actors}
 
     def _left_ms(self, told: Values) -> Values:
-        """When each rank left the barrier, in milliseconds since the one that comes last began to count. A rank's own
-        beginning would not do: on a busy machine they begin apart, and the barrier seems to let go too early."""
+        """Return the time at which each rank left the barrier, in milliseconds since the last rank started to count.
+
+        The start of each rank cannot be the origin. On a busy machine ranks start at different times, so the barrier
+        would seem to release them too early.
+        """
         clock = self._runner.session.recording.clock
         times_ns = {rank: clock.to_notebook(rank, began_and_left_ns) for rank, began_and_left_ns in told.items()}
         last = max(told, key=lambda rank: (float(self._inputs[rank][0]), times_ns[rank][0]))
@@ -369,7 +373,7 @@ class Explorer(DisplayedLesson):
 
 
 def _in_chunks(call: CollectiveCall, rank: int) -> list[tuple[str, int]]:
-    """The rows of a rank's input: a name and how many elements."""
+    """Return the rows of a rank's input: name and number of elements."""
     n = call.input_size(rank)
     if call.op in theory.CHUNKED and n:
         return [(f"for {to}", size) for to, size in zip(call.ranks, call.chunk_sizes, strict=True)]
@@ -377,7 +381,7 @@ def _in_chunks(call: CollectiveCall, rank: int) -> list[tuple[str, int]]:
 
 
 def _out_chunks(call: CollectiveCall, rank: int, n: int) -> list[tuple[str, int]]:
-    """The same of its result, which has n elements."""
+    """Return the rows of a rank's result, which has n elements: name and number of elements."""
     if n and call.op in ("gather", "all_gather"):
         return [(f"from {source}", call.sizes[0]) for source in call.ranks]
     if call.op == "all_to_all":
@@ -387,7 +391,7 @@ def _out_chunks(call: CollectiveCall, rank: int, n: int) -> list[tuple[str, int]
 
 
 def _size_of(op: str, inputs: Mapping[int, Sequence[float]], ranks: Sequence[int], root: int) -> int:
-    """Elements of an input, or of a chunk of it, as it was given."""
+    """Return the number of elements of the given inputs, or of their chunks."""
     longest = max((len(values) for values in inputs.values()), default=0)
     if op in theory.CHUNKED:
         if longest % len(ranks):
@@ -409,7 +413,7 @@ def _numbers(values: Sequence[float], dtype: str) -> theory.Array:
 
 
 def _draw(explorer: Explorer) -> Picture:
-    """Before and after, a column for each rank."""
+    """Draw the values before and after, with a column for each rank."""
     from ddp_notebook.display import INK, picture
     from ddp_notebook.lessons import rank_columns
 

@@ -1,7 +1,7 @@
-"""What each collective gives, computed by NumPy: the results of the ranks are compared with it.
+"""Results of each collective, computed with NumPy, for comparison with the results of the ranks.
 
-A rank's input is one flat list of numbers. An operation that sends chunks has them there one after another, a chunk for
-each rank.
+The input of a rank is one flat list of numbers. For an operation that sends chunks, it contains the chunks one after
+another, one for each rank.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.html#collective-functions
 """
@@ -43,15 +43,15 @@ WRONG = ("operation", "size", "dtype", "missing rank", "root")
 POINT_TO_POINT = ("send/recv", "isend/irecv")
 REDUCING = ("reduce", "all_reduce", "reduce_scatter")
 ROOTED = ("broadcast", "reduce", "gather", "scatter", *POINT_TO_POINT)
-CHUNKED = ("scatter", "reduce_scatter", "all_to_all")  # their input has a chunk for each rank
-MAY_BE_UNEVEN = ("all_to_all",)  # gloo refuses uneven chunks in the others
+CHUNKED = ("scatter", "reduce_scatter", "all_to_all")  # the input has a chunk for each rank
+MAY_BE_UNEVEN = ("all_to_all",)  # gloo rejects uneven chunks for the others
 
-HAS_LISTS_TO_ALL = tuple(map(int, version("torch").split(".")[:2])) >= (2, 12)  # before, gloo refuses lists
+HAS_LISTS_TO_ALL = tuple(map(int, version("torch").split(".")[:2])) >= (2, 12)  # gloo rejects lists in earlier versions
 
 _BITWISE = ("BAND", "BOR", "BXOR")
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 _LEAVES = "barrier"
-_CLOCKS_MS = 10  # how far the clocks of two hosts may be apart
+_CLOCKS_MS = 10  # largest difference between the clocks of two hosts
 _REDUCE = {
     "SUM": np.add,
     "PRODUCT": np.multiply,
@@ -66,17 +66,17 @@ _REDUCE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCall:
-    """One collective, as all its ranks call it.
+    """One collective, as called by all its ranks.
 
     Args:
-        op: of `OPS`.
-        world_size: ranks of the session.
-        reduce_op: of `REDUCE_OPS`, for those that reduce.
-        root: a rank of the session: the source, the destination, or the sender of a message.
-        peer: the receiver of a message.
-        group: ranks that take part; empty: all.
-        dtype: of `DTYPES`.
-        sizes: elements of each rank's input, or of each chunk; for all_to_all also one number for each receiver.
+        op: One of `OPS`.
+        world_size: Number of ranks of the session.
+        reduce_op: One of `REDUCE_OPS`, for operations that reduce.
+        root: A rank of the session: source, destination, or sender of a message.
+        peer: Receiver of a message.
+        group: Ranks that take part; empty for all ranks.
+        dtype: One of `DTYPES`.
+        sizes: Elements of each rank's input, or of each chunk; for all_to_all also one number for each receiver.
     """
 
     op: str
@@ -95,7 +95,7 @@ class CollectiveCall:
 
     @property
     def chunk_sizes(self) -> tuple[int, ...]:
-        """Of the chunks in one rank's input, a chunk for each rank of the group."""
+        """Return the sizes of the chunks in one rank's input, one for each rank of the group."""
         return self.sizes if len(self.sizes) > 1 else self.sizes * len(self.ranks)
 
     @property
@@ -104,20 +104,20 @@ class CollectiveCall:
 
     @property
     def is_single(self) -> bool:
-        """Whether it is an all_to_all of one tensor and not of lists of them."""
+        """Return whether this is an all_to_all of one tensor, and not of lists of tensors."""
         return self.op == "all_to_all" and (self.is_uneven or not HAS_LISTS_TO_ALL)
 
     @property
     def actors(self) -> tuple[int, ...]:
-        """The ranks that call it."""
+        """Return the ranks that call the collective."""
         return (self.root, self.peer) if self.op in POINT_TO_POINT else self.ranks
 
     def input_size(self, rank: int) -> int:
-        """Elements that a rank brings."""
+        """Return the number of elements of a rank's input."""
         if rank not in self.ranks:
             return 0
         if self.op == _LEAVES:
-            return 1  # after how many milliseconds it comes
+            return 1  # the delay of the rank in milliseconds
         if self.op in POINT_TO_POINT:
             return self.sizes[0] if rank in (self.root, self.peer) else 0
         if self.op == "scatter" and rank != self.root:
@@ -126,7 +126,7 @@ class CollectiveCall:
 
     @property
     def line(self) -> str:
-        """The line of code."""
+        """Return the call as code."""
         group = ", group=group" if self.group else ""
         op = f", op=dist.ReduceOp.{self.reduce_op}" if self.op in REDUCING else ""
         root, peer = self.root, self.peer
@@ -150,7 +150,7 @@ class CollectiveCall:
 
     @property
     def formula(self) -> str:
-        """What comes out, as one equation."""
+        """Return the result as one equation."""
         root = self.root
         sign = {
             "SUM": "sum over r of {}",
@@ -178,7 +178,7 @@ class CollectiveCall:
 
 
 def legal_reduce_ops(dtype: str) -> tuple[str, ...]:
-    """Which reduce operations there are for numbers of this kind.
+    """Return the reduce operations that torch supports for a dtype.
 
     Example:
         >>> legal_reduce_ops("float32")
@@ -192,10 +192,11 @@ def legal_reduce_ops(dtype: str) -> tuple[str, ...]:
 
 
 def default_inputs(call: CollectiveCall) -> Values:
-    """Inputs that show who has contributed.
+    """Return inputs that show which ranks have contributed to a result.
 
-    Sums: rank r brings multiples of 10^r, so that the digits of a sum are its contributors. Products: primes. Bits: one
-    for each rank. Otherwise: numbers whose order differs from place to place.
+    For sums, rank r has multiples of 10^r, so that the digits of a sum show its contributors. For products, ranks have
+    primes. For bitwise operations, each rank has its own bit. Otherwise, the order of the numbers differs between
+    elements.
 
     Example:
         >>> default_inputs(CollectiveCall(op="all_reduce", world_size=3, sizes=(2,)))
@@ -212,7 +213,7 @@ def _default(call: CollectiveCall, rank: int, at: int) -> float:
     if call.op == _LEAVES:
         return 40.0 * (rank % 4)
     if call.op in POINT_TO_POINT and rank == call.peer:
-        return 0  # the buffer that the message goes into
+        return 0  # the receive buffer
     if call.op in REDUCING and call.reduce_op in _BITWISE:
         return (
             (1 << (rank % 7)) | (128 if at % 2 else 0) if call.reduce_op != "BAND" else 255 ^ (1 << ((rank + at) % 8))
@@ -227,7 +228,8 @@ def _default(call: CollectiveCall, rank: int, at: int) -> float:
 
 
 def expected(call: CollectiveCall, inputs: Mapping[int, Sequence[float] | Array]) -> Values:
-    """What the ranks have afterwards. Ranks whose result torch leaves open are missing: all but the root of a reduce.
+    """Return the results of the ranks. Ranks whose result torch does not specify are left out: all but the root of a
+    reduce.
 
     Example:
         >>> call = CollectiveCall(op="reduce_scatter", world_size=2, sizes=(1,))
@@ -262,19 +264,19 @@ def expected(call: CollectiveCall, inputs: Mapping[int, Sequence[float] | Array]
 
 
 def _on_each_rank(call: CollectiveCall, result: T) -> dict[int, T]:
-    """A copy of the same result for each rank of the group."""
+    """Return a copy of the same result for each rank of the group."""
     return {rank: copy(result) for rank in call.ranks}
 
 
 def contributors(call: CollectiveCall) -> dict[int, list[tuple[int, ...]]]:
-    """Whose data is in each element of the result: `[(0, 1), (0, 1)]` by rank."""
+    """Return by rank the ranks whose data each element of the result contains: `[(0, 1), (0, 1)]`."""
     ranks, root = call.ranks, call.root
     n = call.sizes[0]
     match call.op:
         case "broadcast":
             return _on_each_rank(call, [(root,)] * n)
         case "reduce":
-            # The others hold intermediate results, which depend on the algorithm.
+            # Other ranks hold intermediate results, which depend on the algorithm.
             return {rank: [ranks if rank == root else ()] * n for rank in ranks}
         case "all_reduce":
             return _on_each_rank(call, [ranks] * n)
@@ -295,18 +297,22 @@ def contributors(call: CollectiveCall) -> dict[int, list[tuple[int, ...]]]:
 
 
 def _in_turn(ranks: Sequence[int], n: int) -> list[tuple[int, ...]]:
-    """The contributors where the data of each rank follows that of the rank before, `n` elements each."""
+    """Return the contributors if the data of all ranks is concatenated, `n` elements each."""
     return [(src,) for src in ranks for _ in range(n)]
 
 
 def split(values: Array, sizes: Sequence[int]) -> list[Array]:
-    """A flat array in chunks of these sizes."""
+    """Split a flat array into chunks of these sizes."""
     return [chunk.copy() for chunk in np.split(values, np.cumsum(sizes)[:-1])]
 
 
 def agree(call: CollectiveCall, wanted: Array, found: Array) -> list[bool]:
-    """Element by element, whether a result is what was wanted: floats up to the rounding of another order of summation.
-    A barrier promises only that no rank leaves before the last one has come; a busy machine may let it go later."""
+    """Return for each element whether a result is as expected. Floats may differ by the rounding of another summation
+    order.
+
+    A barrier only guarantees that no rank leaves before the last one has arrived. On a busy machine a rank may leave
+    later.
+    """
     if len(wanted) != len(found):
         return [False] * max(len(wanted), len(found))
     first, second = np.asarray(wanted, np.float64), np.asarray(found, np.float64)
@@ -319,16 +325,18 @@ def agree(call: CollectiveCall, wanted: Array, found: Array) -> list[bool]:
 
 
 def is_right(call: CollectiveCall, guess: Array, found: Array, wanted: Array) -> list[bool]:
-    """Element by element, whether a prediction is what was found; of a barrier up to 30 ms what was wanted, since what
-    is found depends on how busy the machine is."""
+    """Return for each element whether a prediction matches the result.
+
+    For a barrier, it must match the expected value within 30 ms, because the result depends on the load of the machine.
+    """
     if call.op == _LEAVES and len(guess) == len(wanted):
         return [bool(abs(left_ms - came_ms) <= 30) for left_ms, came_ms in zip(guess, wanted, strict=True)]
     return agree(call, found, guess)
 
 
 def _reduce(call: CollectiveCall, parts: Sequence[Array]) -> Array:
-    with np.errstate(over="ignore"):  # integers wrap, as they do on the ranks
-        # In double precision: gloo, NCCL and NumPy each add in an order of their own.
+    with np.errstate(over="ignore"):  # integers wrap, as on the ranks
+        # In double precision, because gloo, NCCL and NumPy add in different orders.
         exact = call.dtype.startswith("float")
         found = parts[0].astype(np.float64 if exact else call.dtype)
         for part in parts[1:]:

@@ -1,4 +1,4 @@
-"""The cell that runs a collective. It has the line of code exactly as the lesson shows it."""
+"""The cell that runs a collective. It contains the line of code exactly as the lesson shows it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _RESULT_IN = {"gather": "out", "all_gather": "out", "scatter": "y", "reduce_scat
 
 
 def lines(call: CollectiveCall, kind: str = "", wrong_rank: int = 0) -> list[str]:
-    """The call, and what one rank does instead."""
+    """Return the lines of the call, and of the wrong call of one rank."""
     right = [call.line] + ["work.wait()"] * (call.op == "isend/irecv")
     if not kind:
         return right
@@ -49,7 +49,7 @@ def _other_root(call: CollectiveCall, wrong_rank: int) -> list[str]:
 
 
 def cell(call: CollectiveCall, inputs: Values, kind: str = "", wrong_rank: int = 0) -> str:
-    """The cell, with the line of code exactly as the lesson shows it."""
+    """Return the code of the cell. It contains the line of code exactly as the lesson shows it."""
     guard = [f"if rank not in {list(call.actors)}: return"] if call.op in theory.POINT_TO_POINT else []
     body = [
         "x, y, chunks, out = tensors",
@@ -80,13 +80,13 @@ def cell(call: CollectiveCall, inputs: Values, kind: str = "", wrong_rank: int =
 def _sizes(
     call: CollectiveCall, values: Array, rank: int, kind: str, wrong_rank: int
 ) -> tuple[list[float], list[int], list[int]]:
-    """A rank's numbers, the sizes of its chunks, and those of what it gets."""
+    """Return the numbers of a rank, the sizes of its input chunks, and the sizes of its output tensors."""
     inputs = values.tolist()
     chunks = list(call.chunk_sizes) if call.op in theory.CHUNKED and inputs else []
     out = _output_sizes(call, rank)
     if rank == wrong_rank:
         if kind == "root" and call.op in ("gather", "scatter"):
-            # This rank takes another one for the root, or itself: it needs the buffers for that.
+            # The wrong rank uses another root, or itself, and needs the buffers for that.
             out = out or [call.sizes[0]] * len(call.ranks)
         if kind == "size":
             added = len(chunks) if chunks else 0 if call.op == "scatter" else 1
@@ -95,7 +95,7 @@ def _sizes(
 
 
 def _output_sizes(call: CollectiveCall, rank: int) -> list[int]:
-    """The sizes of the tensors that a rank gets; [] where the result is in its input, or it gets none."""
+    """Return the sizes of the output tensors of a rank; [] if the result is in its input, or if it has none."""
     if rank not in call.ranks:
         return []
     n, chunk_size = call.sizes[0], call.chunk_sizes[call.ranks.index(rank)]

@@ -1,4 +1,4 @@
-"""The cells that drive a model in DDP on the ranks, and what the ranks tell of it."""
+"""Runs the cells that control a model in DDP on the ranks, and returns their results."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Numbers = Mapping[int, list[float]]  # by rank
 
 
 class Driver:
-    """One model on all ranks: `ranks.Inside` there, as `_inside`.
+    """One model on all ranks, an instance `_inside` of `ranks.Inside`.
 
     Args:
-        session: where it runs.
-        model: Python that gives a module; None: that of the lesson.
+        session: Session to run in.
+        model: Python expression that creates a module; None for the model of the lesson.
     """
 
     def __init__(self, session: Session, model: str | None) -> None:
         self.session = session
         self._model = model
-        self.parameter = ""  # whose gradient is shown; known once a model was made
+        self.parameter = ""  # name of the parameter whose gradient is shown; set by `make`
 
     def make(self, options: Options) -> None:
-        """Make the model anew, not in DDP yet."""
+        """Create the model again, not in DDP yet."""
         self.session.push(_inside_options=options)
         make = "None" if self._model is None else f"lambda: ({self._model})"
         self.cell(
@@ -41,7 +41,7 @@ class Driver:
         self.parameter = self.session.pull("_inside_found", 0)[0]
 
     def do(self, call: str) -> tuple[str, ...]:
-        """Call a method of `ranks.Inside`. Returns the operations of torch.distributed that rank 0 called for it."""
+        """Call a method of `ranks.Inside`. Return the torch.distributed operations that rank 0 called in it."""
         began = time.monotonic_ns()
         self.cell(
             f"_inside_found = _inside.{call}\n"
@@ -51,30 +51,30 @@ class Driver:
         return tuple(one.op for one in calls if one.issue_ns >= began and not one.op.startswith("comm hook"))
 
     def found(self) -> dict[int, Any]:
-        """What the last call has returned, by rank."""
+        """Return the result of the last call, by rank."""
         return dict(self.session["_inside_found"].items())
 
     def weights(self) -> Numbers:
-        """The first weights of the shown parameter."""
+        """Return the first weights of the shown parameter."""
         self.cell("_inside_found = _inside.weights()")
         return {rank: one["weights"] for rank, one in self.found().items()}
 
     def check_weights(self) -> Agreement:
-        """Whether all ranks hold the same weights."""
+        """Check that all ranks hold the same weights."""
         return self.session.check("_inside_network")
 
     def check_gradient(self) -> Agreement:
-        """Whether all ranks hold the same gradient of the shown parameter."""
+        """Check that all ranks hold the same gradient of the shown parameter."""
         return self.session.check("_inside_gradient")
 
     def train(self, steps: int) -> None:
-        """Make whole steps, and record the gradient of the shown parameter."""
+        """Run whole steps, and record the gradient of the shown parameter."""
         self.cell(f"_inside_found = _inside.train({steps})", gradient=self.parameter)
 
     def cell(self, code: str, gradient: str = "") -> None:
-        """Run code that shows nothing.
+        """Run code without output.
 
         Args:
-            gradient: name of a parameter whose gradient is recorded.
+            gradient: Name of a parameter whose gradient is recorded.
         """
         self.session.run(code, quiet=True, record=RecordOptions(level="all", gradient=gradient))

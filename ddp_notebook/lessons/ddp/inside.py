@@ -1,13 +1,13 @@
-"""DDP from the inside: a training step of a real model on the running ranks, one stage at a time or at speed.
+"""DDP from the inside: a training step of a real model on the running ranks, one stage at a time or at full speed.
 
     ddp = lessons.inside_ddp(bucket_cap_mb=1)
     ddp.step()                    # 1 construction; then 2 forward, 3 backward, 4 all-reduce of each bucket, 5 optimizer
-    ddp.run(comm_hook="fp16")     # some whole steps with an option changed, and when everything happened in them
-    ddp.compare()                 # all runs so far below each other
-    ddp.sliders()                 # the same by hand
+    ddp.run(comm_hook="fp16")     # some whole steps with a changed option, and their timeline
+    ddp.compare()                 # all runs so far, one below the other
+    ddp.sliders()                 # interactive controls
 
-All numbers come from the ranks: what they have told (`session[...]`), what was recorded of them
-(`session.recording`), and whether they agree (`session.check`).
+All numbers come from the ranks: their variables (`session[...]`), their recording (`session.recording`), and
+comparisons between ranks (`session.check`).
 """
 
 from __future__ import annotations
@@ -36,26 +36,25 @@ def inside_ddp(model: str | None = None, *, session: Session | None = None, **op
     """Watch `DistributedDataParallel` at work on the running ranks, on scikit-learn's handwritten digits.
 
     Args:
-        model: Python that gives a module on each rank, such as "nn.Sequential(nn.Linear(64, 10))"; it takes (B, 64)
-            images and gives (B, 10) logits. None: four linear layers with 0.9 M parameters.
-        session: None: the current one.
-        options: any of these, by name:
+        model: Python expression that creates a module on each rank, such as "nn.Sequential(nn.Linear(64, 10))". It maps
+            (B, 64) images to (B, 10) logits. None for four linear layers with 0.9 M parameters.
+        session: Session to use; None for the current one.
+        options: Any of these keyword arguments:
 
             - bucket_cap_mb (25), gradient_as_bucket_view, static_graph, find_unused_parameters (False): as in
               `DistributedDataParallel`.
-            - no_sync (0): how many backward passes in `no_sync()` come before each one that synchronises.
-            - comm_hook (None): "fp16", "bf16" or "powersgd", of torch's; None: DDP's own all-reduce.
-            - powersgd_rank (2): the rank of PowerSGD's approximation.
+            - no_sync (0): number of backward passes in `no_sync()` before each one that synchronises.
+            - comm_hook (None): "fp16", "bf16" or "powersgd" of torch; None for the all-reduce of DDP.
+            - powersgd_rank (2): rank of the PowerSGD approximation.
             - straggler (None): this rank sleeps for straggler_ms (30) before each forward.
-            - link_mb_s (None): a slower network, in 1e6 bytes per second. It is made by waiting: each bucket is
-              all-reduced for real, and then 2 (N - 1) / N of its bytes occupy a link of this speed, one bucket after
-              the other.
-            - unused (False): the model has one more layer, which has no part in the loss.
-            - parameter (None): whose gradient is shown; None: the last of the model.
+            - link_mb_s (None): speed of a simulated slow network, in 1e6 bytes per second. Each bucket is all-reduced
+              for real. Then 2 (N - 1) / N of its bytes occupy a link of this speed, one bucket after the other.
+            - unused (False): add a layer that does not contribute to the loss.
+            - parameter (None): parameter whose gradient is shown; None for the last one of the model.
 
     Raises:
-        NoSessionError: no ranks are running.
-        UsageError: there is no such option, or its value cannot be.
+        NoSessionError: No ranks are running.
+        UsageError: There is no such option, or its value is invalid.
 
     Example:
         >>> ddp = lessons.inside_ddp(bucket_cap_mb=1)
@@ -85,15 +84,15 @@ class InsideDDP:
 
     @property
     def stages(self) -> list[Stage]:
-        """The stages that were done."""
+        """Return the finished stages."""
         return self._stages.done
 
     def step(self) -> Stage:
-        """Do the next stage: a bucket at a time where it is the all-reduce."""
+        """Run the next stage. An all-reduce stage handles one bucket."""
         return self._stages.next()
 
     def play(self) -> list[Stage]:
-        """All stages up to the end of this training step."""
+        """Run all stages up to the end of this training step."""
         before = len(self.stages)
         while self.step().number != 5:
             pass
@@ -102,19 +101,19 @@ class InsideDDP:
     # ---- at speed
 
     def run(self, steps: int = 8, **changes: Any) -> Run:
-        """Make some whole steps on the ranks, of a new model, with these options changed.
+        """Run some whole steps of a new model on the ranks, with changed options.
 
         Args:
-            steps: how many.
-            changes: options of `inside_ddp`.
+            steps: Number of steps.
+            changes: Options of `inside_ddp`.
 
         Raises:
-            UsageError: there is no such option, or it cannot be.
-            RankError: what torch says of options that do not fit the model.
+            UsageError: There is no such option, or its value is invalid.
+            RankError: The options do not fit the model; contains the error of torch.
         """
         options = self.options.changed(changes, self._session.world_size)
         self._driver.make(options)
-        began = time.monotonic_ns()  # layouts have no cell
+        began = time.monotonic_ns()  # layouts do not have a cell number
         self._driver.train(int(steps))
         recording = self._session.recording
         cell = recording.steps(rank=0)[-1].cell
@@ -143,10 +142,10 @@ class InsideDDP:
         return found
 
     def compare(self, *runs: Run) -> Picture:
-        """A typical step of each run on rank 0, below each other on one axis of time.
+        """Draw a typical step of each run on rank 0, one below the other on a common time axis.
 
         Args:
-            runs: None: all.
+            runs: Runs to draw; all if empty.
         """
         from ddp_notebook.lessons.ddp import run_pictures
 
@@ -155,7 +154,7 @@ class InsideDDP:
         return run_pictures.compare(chosen)
 
     def table(self, *runs: Run) -> str:
-        """What a step of each run takes, in text."""
+        """Return a text table of the step times of each run."""
         rows: list[tuple[str, ...]] = [("", "buckets", "MB sent", "step ms", "compute", "exposed", "waiting", "loss")]
         for run in runs or self.runs:
             ms = run.ms
@@ -172,7 +171,7 @@ class InsideDDP:
         )
 
     def sliders(self) -> None:
-        """Show the options as sliders: each change runs anew on the ranks, and the picture follows."""
+        """Show the options as sliders. Each change starts a new run on the ranks and updates the picture."""
         from ddp_notebook.lessons.ddp.sliders import DDPSliders
 
         DDPSliders(self, self._session).show()

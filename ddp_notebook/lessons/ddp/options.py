@@ -1,4 +1,4 @@
-"""The options of `inside_ddp`, as the notebook and the ranks know them."""
+"""Options of `inside_ddp`, shared by the notebook and the ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SWITCHES = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a model is wrapped and trained. The notebook chooses the options and sends them to the ranks.
+    """Options of the model and its training. The notebook chooses them and sends them to the ranks.
 
     `inside.inside_ddp` explains each of them.
 
     Raises:
-        UsageError: an option that cannot be.
+        UsageError: The value of an option is invalid.
 
     Example:
         >>> Options(bucket_cap_mb=1, comm_hook="fp16").name
@@ -49,10 +49,14 @@ class Options:
                 raise UsageError(f"{name} is above 0, not {value}")
 
     def changed(self, changes: Mapping[str, Any], world_size: int) -> Options:
-        """These options with some changed, for so many ranks.
+        """Return a copy with some changed options.
+
+        Args:
+            changes: Options by name.
+            world_size: Number of ranks.
 
         Raises:
-            UsageError: there is no such option, or it cannot be.
+            UsageError: There is no such option, or its value is invalid.
         """
         names = [one.name for one in fields(self)]
         if unknown := set(changes) - set(names):
@@ -64,7 +68,7 @@ class Options:
 
     @property
     def name(self) -> str:
-        """The size of buckets, and what differs from the defaults, in words."""
+        """Return a text with the size of buckets and all options that differ from the defaults."""
         told = [f"buckets of {self.bucket_cap_mb:g} MB"]
         told += [name for name in _SWITCHES if getattr(self, name)]
         if self.no_sync:

@@ -1,6 +1,6 @@
-"""What each rank does for `inside_ddp`: one training step in stages that can be stopped between, or several at speed.
+"""Code on each rank for `inside_ddp`: one training step in separate stages, or several steps at full speed.
 
-Only ranks import this module, so it may import torch. It does without `from __future__ import annotations`, because
+Only ranks import this module, so it may import torch. It does not use `from __future__ import annotations`, because
 torch inspects the annotations of comm hooks.
 """
 
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.lessons.ddp.options import Options
 
-if TYPE_CHECKING:  # torch gives it to users as dist.GradBucket, and does not say so to mypy
+if TYPE_CHECKING:  # torch exports it as dist.GradBucket, but not in its type information
     from torch._C._distributed_c10d import GradBucket
 else:
     GradBucket = dist.GradBucket
@@ -34,7 +34,7 @@ Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 class Digits(nn.Module):
-    """Four layers for 8x8 images of digits. With `unused`, one more that has no part in the loss."""
+    """Four layers for 8x8 images of digits. `unused` adds a layer that does not contribute to the loss."""
 
     def __init__(self, unused: bool = False) -> None:
         super().__init__()
@@ -52,9 +52,9 @@ class Digits(nn.Module):
 
 
 def digits(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's share of the digits: every so many-th image."""
+    """Return this rank's share of the digits: every N-th image."""
     box: list[Any] = [None]
-    if dist.get_rank() == 0:  # importing scikit-learn takes a second of a core on each rank that does it
+    if dist.get_rank() == 0:  # importing scikit-learn takes a second of CPU time on each rank that does it
         from sklearn.datasets import load_digits
 
         box = [load_digits(return_X_y=True)]
@@ -69,29 +69,29 @@ class Inside:
     """A model in DDP on this rank, and a training step of it in stages.
 
     Args:
-        options: how it is wrapped and trained.
-        make: makes the model; None: `Digits`.
-        device: of this rank.
+        options: Options of the model and its training.
+        make: Function that creates the model; None for `Digits`.
+        device: Device of this rank.
     """
 
     def __init__(self, options: Options, make: Callable[[], nn.Module] | None, device: torch.device) -> None:
         self.options = options
         self.rank, self.world_size, self.device = dist.get_rank(), dist.get_world_size(), device
-        torch.manual_seed(100 + self.rank)  # each rank draws weights of its own, so that what DDP does is seen
+        torch.manual_seed(100 + self.rank)  # each rank gets different weights, to make the effect of DDP visible
         self.network = (Digits(options.unused) if make is None else make()).to(device)
         self.names: dict[torch.Tensor, str] = {one: name for name, one in self.network.named_parameters()}
         self.parameter = options.parameter or list(self.names.values())[-1]
         self.x, self.y = digits(device)
-        self.at = 0  # the first image of the next batch
+        self.at = 0  # first image of the next batch
 
     # ---- one stage at a time
 
     def construct(self) -> None:
-        """Wrap the model: parameters and buffers of rank 0 go to all ranks."""
+        """Wrap the model. DDP broadcasts the parameters and buffers of rank 0."""
         self._wrap(self._hold)
 
     def forward(self) -> float:
-        """The loss on this rank's own batch; passes without synchronisation, if there are any, come before."""
+        """Return the loss on this rank's batch. Run the passes without synchronisation before, if there are any."""
         self.optimizer.zero_grad()
         for _ in range(self.options.no_sync):
             with self.ddp.no_sync():
@@ -100,7 +100,7 @@ class Inside:
         return float(self.loss.detach()) * self._passes
 
     def backward(self) -> dict[str, Any]:
-        """Gradients of this rank alone, in buckets that are kept back instead of being sent."""
+        """Compute the gradients of this rank, in buckets that are held back instead of being sent."""
         self.held: list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = []
         self.events: list[tuple[float, str, Any]] = []
         began = time.perf_counter()
@@ -118,7 +118,7 @@ class Inside:
         return {"events": self.events, "buckets": [self._told(*one) for one in self.held], **self._look()}
 
     def _hold(self, _: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """A comm hook that sends nothing: the bucket stays as this rank has filled it."""
+        """Hold a bucket back as this rank has filled it. A comm hook that sends nothing."""
         one = bucket.buffer(), list(bucket.parameters()), list(bucket.gradients())
         self.events.append((time.perf_counter() - self._began, "bucket", self._told(*one)))
         self.held.append(one)
@@ -132,7 +132,7 @@ class Inside:
         return {"nbytes": buffer.nbytes, "parameters": [self.names[one] for one in parameters]}
 
     def reduce(self, number: int) -> dict[str, Any]:
-        """Average one bucket over the ranks, as DDP does: divide, then sum."""
+        """Average one bucket over the ranks like DDP: divide, then sum."""
         buffer, parameters, gradients = self.held[number]
         before = buffer[:SHOWN].tolist()
         buffer.div_(self.world_size)
@@ -143,7 +143,7 @@ class Inside:
         return {"local": before, "mean": buffer[:SHOWN].tolist(), **self._look()}
 
     def update(self) -> dict[str, Any]:
-        """The optimizer's step, of this rank alone: nothing is sent."""
+        """Run the optimizer step of this rank. It sends nothing."""
         before = self._first_weights()
         self.optimizer.step()
         return {"before": before, "after": self._first_weights()}
@@ -161,7 +161,7 @@ class Inside:
     # ---- at speed
 
     def train(self, steps: int) -> dict[str, Any]:
-        """Some steps as any script would make them."""
+        """Run some steps like any training script."""
         line = None
         hook, state = comm_hook(self.options.comm_hook, self.options.powersgd_rank)
         mb_s = self.options.link_mb_s
@@ -203,16 +203,17 @@ class Inside:
 
 
 def comm_hook(name: str | None, rank: int) -> tuple[Hook | None, Any]:
-    """A hook of torch's by its short name, and its state.
+    """Return a hook of torch by its short name, and its state.
 
     Args:
-        rank: of PowerSGD's approximation.
+        name: "powersgd", "fp16" or "bf16"; None for no hook.
+        rank: Rank of the PowerSGD approximation.
 
     Source: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
     """
     if name == "powersgd":
-        # It begins further all-reduces when its first is over, in whatever thread notices that. So that all ranks call
-        # them in one order it has a group to itself, and `SlowLink`. From its third step on it compresses.
+        # PowerSGD starts further all-reduces when its first one is done, in the thread that notices this. A separate
+        # group and `SlowLink` ensure the same order on all ranks. It compresses from its third step on.
         group = dist.new_group()
         return powerSGD_hook, PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
     hooks: dict[str | None, Hook | None] = {
@@ -224,11 +225,11 @@ def comm_hook(name: str | None, rank: int) -> tuple[Hook | None, Any]:
 
 
 class SlowLink:
-    """Buckets that go one after the other, over a slower network if a speed is given.
+    """Sends buckets one after the other, over a simulated slower network if a speed is given.
 
-    The slowness is made by waiting: when the ranks' real all-reduce of a bucket is over, its bytes occupy a link of
-    that speed. A rank sends and receives 2 (N - 1) / N of a bucket, as in a ring. Waiting takes no core from the
-    backward, as a network card would not.
+    After the real all-reduce of a bucket, its bytes occupy a link of this speed. A rank sends and receives 2 (N - 1) /
+    N of a bucket, as in a ring. The link is simulated by sleeping, which takes no CPU time from the backward pass, like
+    a network card.
 
     Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
     """
@@ -242,7 +243,7 @@ class SlowLink:
         self._thread.start()
 
     def around(self, hook: Hook) -> Hook:
-        """The hook, with its buckets going along this line."""
+        """Return the hook with its buckets going through this link."""
 
         def in_line(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
             on_gpu = self._device.type == "cuda"
@@ -276,7 +277,7 @@ class SlowLink:
 
 
 def _sent(hook: Hook, buffer: torch.Tensor, compressed: int) -> int:
-    """Bytes that a hook has all-reduced of a bucket."""
+    """Return the bytes of a bucket that a hook has all-reduced."""
     if hook is powerSGD_hook and compressed:
         return compressed * buffer.element_size()
     is_half = hook in (default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook)

@@ -1,6 +1,6 @@
 """Pictures of runs: the buckets, and a timeline of a step.
 
-Colours mean what they mean in the pictures of a recording (`ddp_notebook.display.FILLS`).
+Colours have the same meaning as in pictures of a recording (`ddp_notebook.display.FILLS`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 _LABEL = 8.5  # points
 _MOST_RANKS, _MOST_BUCKETS = 8, 8
-_THIN = 0.4  # the lane of a bucket; that of a rank is 1
+_THIN = 0.4  # height of a bucket's lane, relative to that of a rank
 
 
 # ---- buckets
 
 
 def layout(first: Sequence[BucketLayout], then: Sequence[BucketLayout]) -> Picture:
-    """The parameters of each bucket, as wide as they have bytes: in the first step, and from the second on."""
+    """Draw the parameters of each bucket, with widths in proportion to their bytes: in the first step, and from the
+    second on."""
     title = f"{len(first)} bucket{'s' * (len(first) != 1)} in the first step, {len(then)} from the second on"
     rows = [("first step", at, one) for at, one in enumerate(first)]
     rows += [("from the second step on", at, one) for at, one in enumerate(then)]
@@ -65,7 +66,7 @@ def layout(first: Sequence[BucketLayout], then: Sequence[BucketLayout]) -> Pictu
 
 
 def run(found: Run) -> Picture:
-    """The typical step on all ranks: what each computes, and below it its buckets on their way."""
+    """Draw the typical step on all ranks: the computation, and below it the transfers of the buckets."""
     steps = sorted((one for one in found.steps if one.step == found.typical), key=lambda one: one.rank)
     more = f"; ranks 0-{_MOST_RANKS - 1} of {len(steps)}" if len(steps) > _MOST_RANKS else ""
     steps = steps[:_MOST_RANKS]
@@ -81,7 +82,7 @@ def run(found: Run) -> Picture:
 
 
 def compare(runs: Sequence[Run]) -> Picture:
-    """A typical step of each run on rank 0."""
+    """Draw a typical step of each run on rank 0."""
     steps = [next(one for one in found.steps if (one.rank, one.step) == (0, found.typical)) for found in runs]
     fastest, *_, slowest = sorted([*runs, *runs], key=lambda found: found.ms["step"])
     title = f"A step takes {fastest.ms['step']:.0f} ms with {fastest.name}"
@@ -109,7 +110,7 @@ def _height(step: Step) -> float:
 
 
 def _draw_step(axes: Axes, y: float, found: Run, step: Step, zero: int) -> float:
-    """The work of a rank in one lane and its buckets in thin ones below; returns where the last lane ends."""
+    """Draw the work of a rank in one lane and its buckets in thin lanes below. Return the end of the last lane."""
     lanes = {one.bucket: number for number, one in enumerate(step.buckets[:_MOST_BUCKETS])}
     ends: dict[int, int] = {}
     begin = step.end_ns
@@ -119,7 +120,7 @@ def _draw_step(axes: Axes, y: float, found: Run, step: Step, zero: int) -> float
             axes.barh(y, width, left=left, height=0.72, **fill_style(piece.meaning))
             begin = min(begin, piece.start_ns)
             style: dict[str, Any] = {"color": text_on(piece.meaning), "fontsize": 8, "ha": "center", "va": "center"}
-            # `_finish` takes away those that do not fit, once the axis is known.
+            # `_finish` hides texts that do not fit, when the limits of the axis are known.
             axes.text(left + width / 2, y, piece.words, gid=str(width), **style)
         elif piece.bucket in lanes:
             lane = y + 0.62 + _THIN * lanes[piece.bucket]

@@ -1,4 +1,4 @@
-"""Runs of `inside_ddp` at speed: some steps with the same options, and where their time went."""
+"""Runs of `inside_ddp` at full speed: some steps with the same options, and how their time was spent."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ class Run:
 
     options: Options
     cell: int
-    steps: tuple[Step, ...]  # of all ranks
-    buckets: tuple[BucketLayout, ...]  # in the order in which they are synchronised from the second step on
+    steps: tuple[Step, ...]  # steps of all ranks
+    buckets: tuple[BucketLayout, ...]  # in the order of their synchronisation from the second step on
     first_buckets: tuple[BucketLayout, ...]  # in the first step
-    gradients: Mapping[int, Gradient]  # of the last step, by rank: local before, mean after
+    gradients: Mapping[int, Gradient]  # gradients of the last step by rank: local before, mean after
     losses: Numbers
-    sent_bytes: float  # that a rank gives to all-reduces per step, as recorded
+    sent_bytes: float  # recorded bytes that a rank passes to all-reduces per step
     spans: tuple[StepSpan, ...]
     agreement: Agreement
 
     @property
     def name(self) -> str:
-        """Its options in words, as far as they differ from the defaults."""
+        """Return a text with the options that differ from the defaults."""
         return self.options.name
 
     @property
     def ms(self) -> dict[str, float]:
-        """Where a step's time goes, by part: medians over steps and ranks, without the first steps."""
+        """Return the time of a step by part: medians over steps and ranks, without the first steps."""
         return medians_ms(self.spans, self.steps, settled(self.steps))
 
     def ms_of(self, rank: int) -> dict[str, float]:
-        """The same of one rank."""
+        """Return the time of a step by part, for one rank."""
         return medians_ms(self.spans, self.steps, [one for one in settled(self.steps) if one.rank == rank])
 
     @property
@@ -68,13 +68,13 @@ class Run:
         )
 
     def picture(self) -> Picture:
-        """The typical step on all ranks."""
+        """Draw the typical step on all ranks."""
         from ddp_notebook.lessons.ddp import run_pictures
 
         return run_pictures.run(self)
 
     def layout(self) -> Picture:
-        """Which parameter sits in which bucket."""
+        """Draw the parameters in each bucket."""
         from ddp_notebook.lessons.ddp import run_pictures
 
         return run_pictures.layout(self.first_buckets, self.buckets)

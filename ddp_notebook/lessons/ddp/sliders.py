@@ -1,7 +1,7 @@
-"""The options of `inside_ddp` as sliders: what is moved runs anew on the ranks, and the picture follows.
+"""The options of `inside_ddp` as sliders. Each change starts a new run on the ranks and updates the picture.
 
-The picture and the table are displays of their own beside the controls, so that they stay in a saved notebook. When the
-ranks have ended nothing can be moved any more, and a line of text takes the place of the controls.
+The picture and the table have separate displays next to the controls, so that they stay in a saved notebook. After the
+end of the ranks, a line of text replaces the controls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session import Session
 
 _NONE = "none"
-_NOTHING = -1  # stands for None, for which a drop-down list shows an empty line
+_NOTHING = -1  # stands for None, which a drop-down list would show as an empty line
 _WIDE = {"description_width": "170px"}
 _LAYOUT = ipywidgets.Layout(width="420px")
 
@@ -28,8 +28,8 @@ class DDPSliders:
     """Controls of an `InsideDDP`.
 
     Args:
-        inside: what they run.
-        session: where it runs.
+        inside: Lesson to control.
+        session: Session that it runs in.
     """
 
     def __init__(self, inside: InsideDDP, session: Session) -> None:
@@ -83,7 +83,7 @@ class DDPSliders:
         self._session.when_stopped(self._freeze)
 
     def run(self) -> Run:
-        """Run with what the controls say."""
+        """Run with the values of the controls."""
         chosen = {name: control.value for name, control in self.controls.items()}
         return self._inside.run(4, **{name: None if value == _NOTHING else value for name, value in chosen.items()})
 
@@ -104,12 +104,12 @@ class DDPSliders:
     def _made(self) -> tuple[Any, dict[str, str]]:
         try:
             found = self.run()
-        except DDPNotebookError as error:  # what torch says is part of the lesson
+        except DDPNotebookError as error:  # the error of torch is part of the lesson
             return None, _text(str(error).partition("\n")[0])
         return found.picture(), _text(f"{self._inside.table(found)}\n{found.agreement!r}")
 
     def _freeze(self) -> None:
-        """Without ranks nothing can be moved."""
+        """Replace the controls by a text, because the ranks have ended."""
         self._displays["controls"].update(_text("(The sliders ended with the ranks.)"), raw=True)
         self.box.close()
 

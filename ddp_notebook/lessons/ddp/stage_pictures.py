@@ -19,7 +19,7 @@ _LABEL = 8.5  # points
 
 
 def stage(found: Stage) -> Picture:
-    """What one stage has changed on the ranks."""
+    """Draw the changes of one stage on the ranks."""
     if found.number == 2:
         return _losses(found)
     if found.number == 3:
@@ -31,7 +31,7 @@ def stage(found: Stage) -> Picture:
 
 
 def _grids(title: str, sides: Mapping[str, Numbers]) -> Picture:
-    """The first elements by rank, a grid for each side."""
+    """Draw the first elements by rank, with a grid for each side."""
     ranks = max(len(side) for side in sides.values())
     figure, (axes,) = picture(title, 1.15 + 0.3 * ranks)
     largest = max((abs(x) for side in sides.values() for row in side.values() for x in row), default=0) or 1.0
@@ -60,7 +60,7 @@ def _grid(axes: Axes, left: float, words: str, side: Numbers, largest: float) ->
     axes.text(left, -0.85, words, color=INK, fontsize=9, fontweight="bold", va="center")
     for row, rank in enumerate(sorted(side)):
         for column, value in enumerate(side[rank]):
-            # Small ones would all look alike, hence the root.
+            # The square root makes small values distinguishable.
             share = float(np.sqrt(abs(value) / largest))
             color = paler(LINES[0] if value >= 0 else LINES[1], 0.08 + 0.55 * share)
             axes.barh(row, 0.94, left=left + column + 0.03, height=0.86, color=color)
@@ -95,7 +95,7 @@ def _losses(found: Stage) -> Picture:
 
 
 def _filling(found: Stage) -> Picture:
-    """Above: when each gradient of rank 0 became ready, and which bucket it filled. Below: the local gradients."""
+    """Draw when each gradient of rank 0 was ready and its bucket, and below it the local gradients."""
     names = [whose for _, what, whose in found.events if what == "gradient"]
     ranks = len(found.before)
     heights = (0.24 * (len(names) + 2) + 0.5, 0.3 * ranks + 0.45)

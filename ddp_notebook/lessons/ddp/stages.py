@@ -1,4 +1,4 @@
-"""A training step in five stages, each with what it has changed on the ranks.
+"""A training step in five stages, with the changes of each on the ranks.
 
 1 construction, 2 forward, 3 backward, 4 all-reduce of each bucket, 5 optimizer; then 2 again.
 """
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Stage:
-    """One stage of a step, as it was on the ranks. A notebook shows its text and its picture.
+    """One stage of a step on the ranks. A notebook shows its text and its picture.
 
-    `before` and `after` are the first elements by rank of what the stage is about: weights in 1 and 5, the gradient of
-    one parameter in 3, a bucket in 4.
+    `before` and `after` are the first elements by rank: of the weights in stages 1 and 5, of the gradient of one
+    parameter in 3, of a bucket in 4.
     """
 
     number: int  # 1 to 5
@@ -34,8 +34,9 @@ class Stage:
     after: Numbers = field(default_factory=dict)
     losses: Mapping[int, float] = field(default_factory=dict)
     buckets: tuple[BucketLayout, ...] = ()
-    events: tuple[tuple[float, str, Any], ...] = ()  # of rank 0: ms since the backward began, what, whose
-    calls: tuple[str, ...] = ()  # what rank 0 has called of torch.distributed
+    # events on rank 0: ms since the backward started, kind, name or bucket
+    events: tuple[tuple[float, str, Any], ...] = ()
+    calls: tuple[str, ...] = ()  # torch.distributed operations that rank 0 has called
     agreement: Agreement | None = None
 
     def __repr__(self) -> str:
@@ -51,22 +52,22 @@ class Stage:
 
 
 class Stages:
-    """A model that goes through the stages, one at each call of `next`.
+    """A model that goes through the stages, one per call of `next`.
 
     Args:
-        driver: of the ranks.
-        options: those of the model.
+        driver: Driver of the ranks.
+        options: Options of the model.
     """
 
     def __init__(self, driver: Driver, options: Options) -> None:
         self._driver = driver
         self._options = options
         self.done: list[Stage] = []
-        self._held = 0  # buckets that wait for their all-reduce
+        self._held = 0  # number of buckets held back for their all-reduce
         self._reduced = 0
 
     def next(self) -> Stage:
-        """Do the next stage: one bucket of it where it is the all-reduce."""
+        """Run the next stage. An all-reduce stage handles one bucket."""
         last = self.done[-1].number if self.done else 0
         if last == 0:
             found = self._construct()

@@ -1,12 +1,12 @@
-"""When each rank did what in the steps of a run: pieces of time that pictures draw and tables sum.
+"""Divides the steps of a run into pieces of time for each rank, which pictures draw and tables sum.
 
     work       |forward |backward        |waiting|exposed   |optimizer|
     bucket 0            |waiting|hidden  |exposed|
     bucket 1                    |waiting         |exposed   |
-                              all of them have it ^
+                      all ranks have issued it ^
 
-In its backward a rank has nothing left to compute from the time at which its last bucket was issued. Until the last
-rank has issued that bucket too it waits, and from then on communication is exposed.
+After the last bucket of a backward pass was issued, the rank has nothing left to compute. It waits until the last rank
+has issued that bucket too. From then on communication is exposed.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ class StepSpan(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What a rank, or one bucket of it, did for a while."""
+    """A piece of time of a rank, or of one of its buckets."""
 
-    bucket: int | None  # None: the rank's own work
+    bucket: int | None  # None: the work of the rank
     start_ns: int
     end_ns: int
-    meaning: str  # of `ddp_notebook.display.FILLS`
+    meaning: str  # a key of `ddp_notebook.display.FILLS`
     words: str = ""
 
 
 def pieces(spans: Iterable[StepSpan], steps: Sequence[Step], step: Step) -> list[Piece]:
-    """The pieces of one step of one rank.
+    """Return the pieces of one step of one rank.
 
     Args:
-        spans: of all ranks.
-        steps: of all ranks.
-        step: the one that is asked for.
+        spans: Spans of all ranks.
+        steps: Steps of all ranks.
+        step: Step to divide.
     """
     arrived = _arrivals(steps, step.step)
     found: list[Piece] = []
@@ -74,7 +74,7 @@ def pieces(spans: Iterable[StepSpan], steps: Sequence[Step], step: Step) -> list
 
 
 def _arrivals(steps: Iterable[Step], number: int) -> dict[int, int]:
-    """By bucket: when the last rank has issued it in the step of this number."""
+    """Return by bucket the time at which the last rank has issued it in this step."""
     arrived: dict[int, int] = {}
     for step in steps:
         for one in step.buckets if step.step == number else ():
@@ -83,12 +83,12 @@ def _arrivals(steps: Iterable[Step], number: int) -> dict[int, int]:
 
 
 def medians_ms(spans: Sequence[StepSpan], steps: Sequence[Step], chosen: Sequence[Step]) -> dict[str, float]:
-    """Where the time of the chosen steps goes: "step", and the parts of it that are known; medians.
+    """Return the median time of the chosen steps: "step", and its known parts.
 
     Args:
-        spans: of all ranks.
-        steps: of all ranks.
-        chosen: some of them.
+        spans: Spans of all ranks.
+        steps: Steps of all ranks.
+        chosen: Steps to include.
     """
     of: dict[str, list[float]] = {name: [] for name in ("step", *PARTS)}
     for step in chosen:

@@ -1,6 +1,6 @@
-"""Point to point.
+"""Point-to-point communication.
 
-point_to_point    a scene played on the ranks: who waits for whom, races, deadlocks
-message_scenes    the scenes: what each shows, and its code
-transfer_picture  a cell's sends and receives, drawn as they were recorded
+point_to_point    a scene played on the ranks: waits, races, deadlocks
+message_scenes    the scenes: explanation and code
+transfer_picture  sends and receives of a cell, drawn from the recording
 """

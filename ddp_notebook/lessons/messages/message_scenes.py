@@ -1,4 +1,4 @@
-"""The scenes of point-to-point communication: what each shows, and the code that ranks run for it."""
+"""Scenes of point-to-point communication: explanations, and the code that ranks run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class MessageStory:
     """One scene before it is played.
 
     Args:
-        title: in a few words.
-        lesson: what it shows, in a sentence or two.
-        code: what runs on every rank, as it is shown; `work_for(ms)` is time that a rank spends on something else.
+        title: Short title.
+        lesson: Explanation in a sentence or two.
+        code: Code that runs on every rank, as shown to the reader. `work_for(ms)` simulates other work of a rank.
     """
 
     title: str

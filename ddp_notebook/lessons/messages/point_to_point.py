@@ -1,4 +1,4 @@
-"""Point to point, drawn as it happened: who waits for whom, what a race does, and how a deadlock ends."""
+"""Point-to-point communication, drawn from the recording: waits, races, and the end of a deadlock."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from ddp_notebook.observe.views import Collective
     from ddp_notebook.session import Session
 
-_HANG_S = 2.0  # how long a deadlock is looked at
-_LONGEST_CARD_S = 3.0  # a hang card that comes within so long is waited for
-_BUSY = "_lesson_busy"  # the variable with the times at which a rank worked
+_HANG_S = 2.0  # time for which a deadlock is shown before it is ended
+_LONGEST_CARD_S = 3.0  # the scene waits for a hang card that appears within this time
+_BUSY = "_lesson_busy"  # variable with the times at which a rank worked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One send, receive or piece of own work of a rank, in milliseconds since the first of them."""
+    """One send, receive or piece of own work of a rank, in milliseconds since the first event."""
 
     rank: int
     what: str  # "send", "recv", "isend", "irecv" or "work"
@@ -38,8 +38,8 @@ class Event:
     nbytes: int
     start_ms: float
     end_ms: float
-    blocked_ms: float  # that the rank stood still for it
-    is_over: bool  # it has ended by itself
+    blocked_ms: float  # time for which the rank was blocked by it
+    is_over: bool  # it has ended without an interrupt
 
     def __repr__(self) -> str:
         toward = "" if self.peer is None else f" {'to' if 'send' in self.what else 'from'} rank {self.peer}"
@@ -53,12 +53,12 @@ class Scene(DisplayedLesson):
     """One scene of point-to-point communication, played on the running ranks.
 
     Args:
-        name: of `STORIES`: "blocking", "nonblocking", "race", "no race", "any source", "tags", "deadlock".
-        session: None: the running one.
+        name: One of `STORIES`: "blocking", "nonblocking", "race", "no race", "any source", "tags", "deadlock".
+        session: Session to use; None for the running one.
 
     Raises:
-        UsageError: there is no such scene.
-        NoSessionError: no ranks are running.
+        UsageError: There is no such scene.
+        NoSessionError: No ranks are running.
 
     Example:
         >>> scene = lessons.point_to_point("blocking")
@@ -72,7 +72,7 @@ class Scene(DisplayedLesson):
         self.play(name)
 
     def play(self, name: str | None = None) -> Scene:
-        """Run it again, or another one."""
+        """Play the scene again, or another one."""
         name = self.name if name is None else name
         if name not in STORIES:
             raise UsageError(f"there is no scene {name!r}; there are {', '.join(STORIES)}")
@@ -99,7 +99,7 @@ class Scene(DisplayedLesson):
 
     @property
     def waits(self) -> list[str]:
-        """Who has waited for whom, from 5 ms on."""
+        """Return sentences about waits of at least 5 ms between ranks."""
         found = []
         for event in self.events:
             if event.what != "work" and event.blocked_ms >= 5 and event.is_over:
@@ -115,7 +115,8 @@ class Scene(DisplayedLesson):
 
     @property
     def arrows(self) -> list[tuple[int, int]]:
-        """Which send belongs to which receive, as places in `events`: in order, for each pair of ranks and tag."""
+        """Return pairs of matching sends and receives, as indexes of `events`: in order, for each pair of ranks and
+        tag."""
         sends: dict[tuple[int, int | None, int], list[int]] = {}
         for at, event in enumerate(self.events):
             if "send" in event.what:
@@ -131,14 +132,14 @@ class Scene(DisplayedLesson):
 
     @property
     def changed(self) -> float | None:
-        """The share of the receiver's numbers that differ from those at isend; None: the scene is no race."""
+        """Return the share of the received numbers that differ from those at isend; None if the scene is not a race."""
         if self.name not in ("race", "no race") or 1 not in self.values:
             return None
         return sum(value != 1 for value in self.values[1]) / len(self.values[1])
 
     @property
     def said(self) -> list[str]:
-        """What has happened, in sentences."""
+        """Return sentences about the outcome."""
         found = list(self.waits)
         if self.changed is not None:
             found.append(
@@ -153,13 +154,13 @@ class Scene(DisplayedLesson):
         return found
 
     def picture(self) -> Figure:
-        """A row for each rank, an arrow for each message: a figure that stays in a saved notebook."""
+        """Return a figure with a row for each rank and an arrow for each message. It stays in a saved notebook."""
         return _draw(self)
 
     # ---- in the browser
 
     def state(self) -> dict[str, Any]:
-        """All that the browser draws."""
+        """Return everything that the browser draws."""
         return {
             "kind": "messages",
             "world_size": self.world_size,
@@ -189,10 +190,10 @@ class Scene(DisplayedLesson):
         }
 
     def act(self, wish: Wish) -> None:
-        """Do what a button asks for: "play".
+        """Handle the request "play" of the browser.
 
         Raises:
-            UsageError: there is no such scene.
+            UsageError: There is no such scene.
         """
         if wish["do"] == "play":
             self.play(wish.get("name"))
@@ -260,7 +261,7 @@ def _event(call: Collective, origin: int, last: int) -> Event:
 
 
 def _cell(code: str) -> str:
-    """The cell: the scene's code in a function, so that it leaves the user's variables alone."""
+    """Return the cell with the scene's code in a function, so that it does not change the user's variables."""
     return "\n".join(
         [
             "import time as _lesson_time",
@@ -286,7 +287,7 @@ def _times(*values: int) -> Any:
 
 
 def _draw(scene: Scene) -> Picture:
-    """A row for each rank, time to the right."""
+    """Draw a row for each rank, with time to the right."""
     from matplotlib.patches import FancyArrowPatch
 
     from ddp_notebook.display import INK, LINES, picture
@@ -345,14 +346,14 @@ def _bar(
 
     if hatch:
         return Rectangle((x, y), width, height, facecolor=to_rgba(face, 0.25), edgecolor=face, hatch=hatch, lw=0.6)
-    if face == "none":  # nothing happens there
+    if face == "none":  # the rank waits
         return Rectangle((x, y), width, height, facecolor="none", edgecolor=edge, ls="--", lw=1.0, zorder=3)
     colour = to_rgba(face, alpha)
     return Rectangle((x, y), width, height, facecolor=colour, edgecolor=edge, lw=0.8, zorder=2)
 
 
 def _strip(axes: Axes, values: Sequence[float]) -> None:
-    """What the receiver has, from the first element to the last."""
+    """Draw the values of the receiver, from the first element to the last."""
     from matplotlib.patches import Rectangle
 
     from ddp_notebook.display import INK, LINES

@@ -1,4 +1,4 @@
-"""The picture of a cell's sends and receives, as the ranks recorded them."""
+"""Picture of the sends and receives of a cell, drawn from the recording."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from ddp_notebook.display import Picture
     from ddp_notebook.observe.views import Collective
 
-_SHORTEST = 0.004  # of a bar, as a share of the width; shorter ones would not be seen
+_SHORTEST = 0.004  # shortest bar, as a share of the width, so that it is visible
 _COLOURS = {"send": "#D55E00", "recv": "#0072B2"}
 
 
 def exchanges(recording: Recording | None = None, cell: int | None = None) -> Picture:
-    """A line of time for each rank: orange while it sends, blue while it receives, an arrow for each message.
+    """Draw a timeline for each rank: orange while it sends, blue while it receives, and an arrow for each message.
 
-    A full bar is time in which the rank's program stood still. An outline is a transfer that went on while the program
-    did something else (`isend`, `irecv`).
+    A full bar is time in which the rank's program was blocked. An outline is a transfer during which the program did
+    something else (`isend`, `irecv`).
 
     Args:
-        recording: of the running session, if none is given.
-        cell: number of the cell; the last one that sent something, if none is given.
+        recording: Recording to draw; None for that of the running session.
+        cell: Number of the cell; None for the last one that sent something.
 
     Raises:
-        UsageError: nothing was sent.
+        UsageError: Nothing was sent.
 
     Example:
         >>> exchanges(session.recording).savefig("exchanges.png")
@@ -73,11 +73,12 @@ class _Timeline:
 
     @property
     def unit(self) -> tuple[str, float]:
-        """The name of the time axis's unit, and its nanoseconds."""
+        """Return the unit of the time axis, and its nanoseconds."""
         return ("s", 1e9) if self.width_ns > 2e9 else ("ms", 1e6)
 
     def draw_call(self, call: Collective) -> None:
-        """A full bar if the call blocks the program; else an outline, with a full bar for the time in `wait`."""
+        """Draw a full bar if the call blocks the program, otherwise an outline with a full bar for the time in
+        `wait`."""
         end_ns = call.end_ns or self.start_ns + self.width_ns
         self._draw_bar(call, call.issue_ns, end_ns, full=not call.is_async)
         if call.is_async and call.blocked_ns > 0.05 * (end_ns - call.issue_ns):
@@ -93,7 +94,7 @@ class _Timeline:
         self.axes.add_patch(Rectangle(corner, length, 0.26, fc=colour if full else "none", ec=colour))
 
     def draw_message(self, sent: Collective, received: Collective) -> None:
-        """An arrow from the sender's row to the receiver's, if both calls have ended."""
+        """Draw an arrow from the sender's row to the receiver's, if both calls have ended."""
         if sent.end_ns is None or received.end_ns is None:
             return
         self.axes.annotate(
@@ -104,7 +105,7 @@ class _Timeline:
         )
 
     def label_axes(self) -> None:
-        """Set the limits, the ranks' names and the unit of time."""
+        """Set the limits, the rank names and the time unit."""
         unit, unit_ns = self.unit
         self.axes.set_xlim(-0.02 * self.width_ns / unit_ns, 1.04 * self.width_ns / unit_ns)
         self.axes.set_ylim(len(self.ranks) - 0.4, -0.6)
@@ -142,8 +143,10 @@ def _calls(recording: Recording, cell: int | None) -> list[Collective]:
 
 
 def _messages(calls: list[Collective]) -> list[tuple[Collective, Collective]]:
-    """Each send with the receive that got it: the n-th from a rank to another, by tag. A receive from anybody got the
-    one that ended with it."""
+    """Match sends with their receives: the n-th from a rank to another, by tag.
+
+    A receive from any source matches the send that ended closest to it.
+    """
     sent = [call for call in sorted(calls, key=lambda call: call.issue_ns) if call.op == "send"]
     pairs = []
     for call in sorted(

@@ -1,7 +1,7 @@
-"""Pipelines: one model cut over the ranks, and who computes when.
+"""Pipelines: one model divided over the ranks, and the order of their computations.
 
-pipeline          a model in stages on the running ranks: runs with any schedule, guesses, what they are compared by
+pipeline          a model in stages on the running ranks: runs with any schedule, guesses, comparisons
 pipeline_sliders  controls of the lesson
-schedules         the schedules, and where the stages of a rank lie
-ranks             what each rank does
+schedules         the schedules, and the stages of each rank
+ranks             the code on each rank
 """

@@ -1,12 +1,12 @@
-"""A pipeline on the running ranks: run with any schedule of torch's, guessed before, measured after.
+"""A pipeline on the running ranks: guess its bubble, run it with any schedule of torch, measure it.
 
     pipe = lessons.pipeline()
-    pipe.run("GPipe", microbatches=8, guess=0.3)     # the measured chart above the one without messages
-    pipe.table()                                     # all runs so far below each other
-    pipe.sliders()                                   # the same by hand
+    pipe.run("GPipe", microbatches=8, guess=0.3)     # the measured chart above the one without message times
+    pipe.table()                                     # all runs so far
+    pipe.sliders()                                   # interactive controls
 
-Every rank has a stage, or two. Their time is slept, so that more ranks than cores do not wait for cores; what is
-computed, sent and recorded is real.
+Every rank has one or two stages. Stages sleep instead of computing, so that more ranks than cores do not compete for
+cores. Results, messages and recordings are real.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def pipeline(session: Session | None = None) -> PipelineLesson:
-    """Cut a model over the running ranks, and see who computes when.
+    """Divide a model over the running ranks, and show when each rank computes.
 
     Args:
-        session: None: the current one.
+        session: Session to use; None for the current one.
 
     Raises:
-        NoSessionError: no ranks are running.
+        NoSessionError: No ranks are running.
 
     Example:
         >>> pipe = lessons.pipeline()
@@ -46,34 +46,34 @@ def pipeline(session: Session | None = None) -> PipelineLesson:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PipelineRun:
-    """A step of a schedule with so many microbatches, on the ranks."""
+    """A step of a schedule on the ranks."""
 
     schedule: str
     microbatches: int
     measured: Pipeline
-    guess: float | None  # of the bubble, 0 to 1; None: nobody has guessed
+    guess: float | None  # guessed bubble, 0 to 1; None without a guess
     loss: float
-    is_same: bool  # the gradients are those that one process computes
+    is_same: bool  # the gradients equal those of a single process
     figure: Figure
 
     @property
     def bubble(self) -> float:
-        """Measured: the share of the ranks' time that no action fills."""
+        """Return the measured bubble: the share of the ranks' time without an action."""
         return self.measured.bubble
 
     @property
     def ideal(self) -> float:
-        """The same if messages took no time."""
+        """Return the bubble without the time of messages."""
         return self.measured.ideal_bubble
 
     @property
     def even(self) -> float:
-        """The same if besides each forward took one unit of time and each backward two: of the schedule alone."""
+        """Return the bubble of the schedule alone: without messages, one time unit per forward and two per backward."""
         return self.measured.even_bubble
 
     @property
     def in_flight(self) -> dict[int, int]:
-        """By rank: the most microbatches whose activations it has kept at once, of all its stages."""
+        """Return by rank the largest number of microbatches whose activations it kept at once, of all its stages."""
         most = dict.fromkeys(self.measured.ranks, 0)
         for rank in most:
             kept = 0
@@ -95,7 +95,7 @@ class PipelineRun:
         return f"<{self.name}: {words}; {same}>"
 
     def picture(self) -> Figure:
-        """The measured chart above the one without messages."""
+        """Return the measured chart above the one without message times."""
         return self.figure
 
     def _ipython_display_(self) -> None:
@@ -114,7 +114,7 @@ class PipelineLesson:
 
     @property
     def session(self) -> Session:
-        """Where it runs."""
+        """Return the session of the lesson."""
         return self._runner.session
 
     def __repr__(self) -> str:
@@ -123,18 +123,18 @@ class PipelineLesson:
     def run(
         self, schedule: str = "1F1B", microbatches: int = 8, guess: float | None = None, stage_ms: float = STAGE_MS
     ) -> PipelineRun:
-        """Make some steps on the ranks, and measure one of typical length.
+        """Run some steps on the ranks, and measure one of typical length.
 
         Args:
-            schedule: of `schedules.SCHEDULES`: "GPipe", "1F1B", "Interleaved1F1B", ...
-            microbatches: into which the batch is cut, 1 to 32; each has 4 samples.
-            guess: of the bubble, 0 to 1.
-            stage_ms: what the forwards of a rank's stages take together, for each microbatch; a backward takes twice
-                that. It is slept.
+            schedule: One of `schedules.SCHEDULES`: "GPipe", "1F1B", "Interleaved1F1B", ...
+            microbatches: Number of microbatches, 1 to 32, with 4 samples each.
+            guess: Guess of the bubble, 0 to 1.
+            stage_ms: Time of the forwards of a rank's stages together, for each microbatch. A backward takes twice as
+                long. Stages sleep for this time.
 
         Raises:
-            UsageError: there is no such schedule, or a number cannot be.
-            RankError: what torch says of numbers that a schedule does not take.
+            UsageError: There is no such schedule, or a number is out of range.
+            RankError: torch does not accept the numbers for this schedule.
         """
         if schedule not in SCHEDULES:
             raise UsageError(f"there is no schedule {schedule!r}; there are {', '.join(SCHEDULES)}")
@@ -168,7 +168,7 @@ class PipelineLesson:
         return found
 
     def table(self) -> str:
-        """All runs, in text."""
+        """Return a text table of all runs."""
         head = ("", "step", "bubble", "without messages", "guess", "kept at once")
         rows: list[tuple[str, ...]] = [head]
         for run in self.runs:
@@ -181,7 +181,7 @@ class PipelineLesson:
         )
 
     def sliders(self) -> None:
-        """Show schedule, microbatches and a guess as controls: the button runs it on the ranks."""
+        """Show controls for the schedule, the microbatches and a guess. A button starts the run on the ranks."""
 
         from ddp_notebook.lessons.pipelines.pipeline_sliders import PipelineSliders
 
@@ -189,11 +189,11 @@ class PipelineLesson:
 
 
 def formula(stages: int, microbatches: int) -> float:
-    """The bubble of GPipe and of 1F1B where all stages take the same time.
+    """Return the bubble of GPipe and 1F1B if all stages take the same time.
 
     Args:
-        stages: a rank each, at least 1.
-        microbatches: at least 1.
+        stages: Number of stages, one per rank, at least 1.
+        microbatches: At least 1.
 
     Example:
         >>> formula(stages=4, microbatches=8)

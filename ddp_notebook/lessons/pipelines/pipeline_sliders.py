@@ -1,7 +1,7 @@
-"""Schedule, microbatches and a guess of the bubble by hand: the guess is moved first, the button runs it on the ranks.
+"""Controls for the schedule, the microbatches and a guess of the bubble. The button starts the run on the ranks.
 
-Picture and text are displays of their own below the controls, so that they stay in a saved notebook. When the ranks
-have ended, a line of text takes the place of the controls.
+The picture and the text have separate displays below the controls, so that they stay in a saved notebook. After the end
+of the ranks, a line of text replaces the controls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PipelineSliders:
     """Controls of a `PipelineLesson`.
 
     Args:
-        lesson: what they run.
+        lesson: Lesson to control.
     """
 
     def __init__(self, lesson: PipelineLesson) -> None:
@@ -51,7 +51,7 @@ class PipelineSliders:
         self._displays: dict[str, DisplayHandle] = {}
 
     def show(self) -> None:
-        """Show the controls, and a place for what they lead to."""
+        """Show the controls, and empty displays for the results."""
         self._displays = {name: DisplayHandle() for name in ("controls", "text", "picture")}
         self._displays["controls"].display(self.box)
         self._displays["text"].display(_text("How much of the ranks' time will be bubble? Guess, then run."), raw=True)
@@ -59,10 +59,10 @@ class PipelineSliders:
         self._lesson.session.when_stopped(self._freeze)
 
     def run(self) -> str:
-        """Run with what the controls say. Returns what came of it, in words; the picture is shown."""
+        """Run with the values of the controls. Show the picture, and return the result as text."""
         try:
             found = self._lesson.run(self.schedule.value, self.microbatches.value, self.guess.value)
-        except DDPNotebookError as error:  # what torch says is part of the lesson
+        except DDPNotebookError as error:  # the error of torch is part of the lesson
             return str(error).partition("\n")[0]
         self._displays["picture"].update(found.picture())
         return f"{found!r}\n{self._lesson.table()}"
@@ -78,6 +78,6 @@ class PipelineSliders:
             self.button.disabled = False
 
     def _freeze(self) -> None:
-        """Without ranks nothing can be run."""
+        """Replace the controls by a text, because the ranks have ended."""
         self._displays["controls"].update(_text("(The sliders ended with the ranks.)"), raw=True)
         self.box.close()

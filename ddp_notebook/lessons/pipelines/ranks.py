@@ -1,4 +1,4 @@
-"""What each rank does for `lessons.pipeline`: some steps of a paced model that is cut into stages.
+"""Code on each rank for `lessons.pipeline`: some steps of a model in stages, with sleeps instead of computation.
 
 Only ranks import this module, so it may import torch.
 """
@@ -14,13 +14,13 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
 WIDTH = 32
-SAMPLES = 4  # of a microbatch
-STEPS = 3  # of which the first is slower: every stage asks the one before it for shapes
+SAMPLES = 4  # samples per microbatch
+STEPS = 3  # the first step is slower: every stage requests shapes from the previous one
 _TOLERANCE = 1e-6
 
 
 class _Paced(torch.autograd.Function):
-    """Hands a tensor on, and lets its gradient take so long."""
+    """Identity whose backward pass sleeps for a given time."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, ms: float) -> torch.Tensor:
@@ -34,8 +34,10 @@ class _Paced(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """A matrix and a tanh, which take `ms` forward, and as long for each of its two gradients: that of its input, and
-    that of its weight. The time is slept, since stages that compute would share the machine's cores."""
+    """A matrix and a tanh. The forward pass and each of its two gradients (input and weight) take `ms`.
+
+    It sleeps for this time, because stages that compute would share the cores of the machine.
+    """
 
     def __init__(self, ms: float) -> None:
         super().__init__()
@@ -49,8 +51,11 @@ class Layer(nn.Module):
 
 
 class PipelineStageOnRank(PipelineStage):
-    """In torch 2.11 a stage first sends something to its neighbours, also to one on its own rank, as a V has it, which
-    gloo cannot."""
+    """Pipeline stage that does not send to its own rank.
+
+    In torch 2.11 a stage first sends something to its neighbours. In a V schedule a neighbour can be on the same rank,
+    which gloo does not support.
+    """
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
@@ -59,14 +64,14 @@ class PipelineStageOnRank(PipelineStage):
 def train(
     name: str, places: list[int], count: int, microbatches: int, ms: float, device: torch.device
 ) -> dict[str, Any]:
-    """Make `STEPS` steps of a model of `count` layers, a stage each, of which this rank has those at `places`.
+    """Run `STEPS` steps of a model with `count` layers, one per stage. This rank has the stages `places`.
 
     Args:
-        name: of a schedule in `torch.distributed.pipelining.schedules`.
-        ms: of a layer's forward.
+        name: Name of a schedule in `torch.distributed.pipelining.schedules`.
+        ms: Time of the forward of a layer.
 
     Returns:
-        The loss, and whether the gradients of this rank's stages are those that one process computes.
+        The loss, and whether the gradients of this rank's stages equal those of a single process.
     """
     torch.manual_seed(0)
     layers = [Layer(ms).to(device) for _ in range(count)]
@@ -93,7 +98,7 @@ def train(
 
 
 def _alone(layers: list[Layer], x: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
-    """The gradients of the whole model in this process, at full speed."""
+    """Return the gradients of the whole model, computed in this process without sleeps."""
     for layer in layers:
         layer.zero_grad()
         layer.ms = 0.0

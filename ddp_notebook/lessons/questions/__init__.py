@@ -1,6 +1,6 @@
 """Exercises with a checked answer.
 
-questions  what was asked, and whether an answer is right
-judging    how answers are judged
-answers    what the notebooks ask
+questions  checks an answer and explains the verdict
+judging    rules for the verdict
+answers    the questions of the notebooks
 """

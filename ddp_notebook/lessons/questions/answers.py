@@ -1,4 +1,4 @@
-"""What the notebooks ask, by name: the number of the notebook and a word. A new question is a new entry."""
+"""Questions of the notebooks by name: the number of the notebook and a word. To add a question, add an entry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ddp_notebook.lessons.questions.judging import Question
 
 
 def _shape(size: int) -> tuple[int, int]:
-    """Rows and columns of the mesh that the notebook makes of so many ranks."""
+    """Return rows and columns of the mesh that the notebook creates from the ranks."""
     rows = 2 if size >= 4 and size % 2 == 0 else 1
     return rows, size // rows
 
@@ -17,7 +17,7 @@ _MILLIONS = 2.102272  # parameters of the network
 
 
 def _order(size: int) -> list[str]:
-    """What rank 0 of so many stages does in 1F1B with twice as many microbatches."""
+    """Return the actions of rank 0 in 1F1B with `size` stages and twice as many microbatches."""
     turns = [one for k in range(size) for one in (f"B{k}", f"F{size + k}")]
     return [*(f"F{k}" for k in range(size)), *turns, *(f"B{k}" for k in range(size, 2 * size))]
 
@@ -429,7 +429,7 @@ QUESTIONS: dict[str, Question] = {
         traps=lambda size: (
             {1 / _shape(size)[1]: "That is a piece; FSDP has sharded it once more."} if _shape(size)[0] > 1 else {}
         ),
-        tolerance=0.05,  # where the sizes do not come out even
+        tolerance=0.05,  # if the sizes are not divisible
     ),
     "15/complaint": Question(
         answer=False,

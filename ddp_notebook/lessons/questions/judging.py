@@ -1,4 +1,4 @@
-"""How answers to the questions of the notebooks are judged: right or wrong, and why."""
+"""Judges answers to the questions of the notebooks: right or wrong, with a reason."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from ddp_notebook.records.words import name_ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question that a notebook asks.
+    """A question of a notebook.
 
     Args:
-        answer: what is right, or a function that makes it from the number of ranks. A mapping from rank is compared
-            rank by rank.
-        why: said when the answer is right.
-        hint: said when it is not.
-        traps: likely wrong answers, and what is wrong with each; a function of the number of ranks if they depend
-            on it.
-        tolerance: by how much numbers may differ, as a share of what is right.
+        answer: Right answer, or a function that returns it for a number of ranks. A mapping from rank is compared rank
+            by rank.
+        why: Explanation for a right answer.
+        hint: Explanation for a wrong answer.
+        traps: Likely wrong answers, each with an explanation; a function of the number of ranks if they depend on it.
+        tolerance: Largest relative difference of numbers.
     """
 
     answer: Any
@@ -34,7 +33,7 @@ class Question:
 
 
 def judge(asked: Question, answer: Any) -> tuple[bool, str]:
-    """Whether the answer is right, and what to say to it."""
+    """Return whether the answer is right, and the explanation to show."""
     if _is_missing(answer):
         return False, "put your answer in place of the dots"
     right = asked.answer(_world_size()) if callable(asked.answer) else asked.answer
@@ -72,7 +71,7 @@ def _is_missing(answer: Any) -> bool:
 
 
 def _is_equal(given: Any, right: Any, tolerance: float) -> bool:
-    """Numbers within the tolerance, lists and tuples item by item, the rest as Python does. Arrays and tensors count as
+    """Compare numbers with a tolerance, lists and tuples by item, and other values with ==. Arrays and tensors are
     lists."""
     given = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(right, bool) or isinstance(given, bool):

@@ -1,4 +1,4 @@
-"""Exercises with a checked answer: what was asked, whether the answer is right, and why."""
+"""Exercises with a checked answer: checks an answer and explains the verdict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Judge = Callable[[Any], "tuple[bool, str] | bool | str"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an answer is right, and why. As a condition it is true where the answer is right."""
+    """Verdict on an answer, with a reason. Its truth value is `is_right`."""
 
     is_right: bool
     reason: str
@@ -40,16 +40,17 @@ class Verdict:
 
 
 def check(question: str | Judge | Any, answer: Any) -> Verdict:
-    """Judge an answer. Raises nothing for a wrong one.
+    """Check an answer. A wrong answer raises no error.
 
     Args:
-        question: the name of a question; or a function of the answer that gives `(is_right, reason)`, or whether it
-            is right, or raises AssertionError with the reason; or the right answer itself: numbers, an array, a mapping
-            from rank to these.
-        answer: the reader's.
+        question: One of: the name of a question; a function of the answer; the right answer itself (numbers, an array,
+            or a
+            mapping from rank to these). A function returns `(is_right, reason)` or `is_right`, or raises AssertionError
+            with the reason.
+        answer: Answer of the reader.
 
     Raises:
-        UsageError: there is no question of this name.
+        UsageError: There is no question of this name.
 
     Example:
         >>> check({0: 6, 1: 6}, {0: 6, 1: 5})
@@ -67,7 +68,7 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
         said = question(answer)
     except AssertionError as error:
         return Verdict(False, str(error))
-    except Exception as error:  # the answer has a type that the judge does not expect
+    except Exception as error:  # the type of the answer is not supported
         return Verdict(False, f"{type(answer).__name__} is not an answer here ({error})")
     if isinstance(said, tuple):
         return Verdict(bool(said[0]), said[1])

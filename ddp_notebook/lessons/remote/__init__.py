@@ -1,6 +1,6 @@
-"""Calls to other ranks, and references to what they have.
+"""Calls to other ranks, and remote references.
 
-rpc       one program: guess, run it on the ranks, step through the picture of what was recorded
-scenes    the programs: what each shows, what is asked of it, and what the recording answers
-programs  what the ranks run
+rpc       one program: guess, run it on the ranks, step through its recording
+scenes    the programs: explanation, question, and the answer from the recording
+programs  the code that the ranks run
 """

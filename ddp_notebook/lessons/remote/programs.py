@@ -1,6 +1,6 @@
-"""What the lessons on RPC run on the ranks, as it is shown. Only ranks import this module, so it may import torch.
+"""Code of the RPC lessons, as shown to the reader. Only ranks import this module, so it may import torch.
 
-Each rank is `worker{rank}`; the function that has a program's name runs on rank 0.
+Each rank is `worker{rank}`. The function with the name of a program runs on rank 0.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch.distributed.rpc as rpc
 
 
 def workers() -> list[str]:
-    """All but rank 0."""
+    """Return the names of all workers except rank 0."""
     return [f"worker{rank}" for rank in range(1, dist.get_world_size())]
 
 
 def play(name: str) -> Any:
-    """Run a program on this rank, within an `init_rpc` of its own. Returns what it tells; None on ranks but 0."""
+    """Run a program with its own `init_rpc`. Return its result on rank 0, and None on other ranks."""
     rpc.init_rpc(f"worker{dist.get_rank()}", rank=dist.get_rank(), world_size=dist.get_world_size())
     try:
         return PROGRAMS[name]() if dist.get_rank() == 0 else None

@@ -1,4 +1,4 @@
-"""A program of calls to other ranks: guess, run it, step through the picture of what was recorded."""
+"""A program of calls to other ranks: guess, run it, step through its recording."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _FOR_MYPY = re.compile(r"  # type: ignore.*")
 
 
 class RemoteProgram(DisplayedLesson):
-    """A program of calls to other ranks, on the running ones.
+    """A program of calls to other ranks, on the running ranks.
 
-    It has an `init_rpc` and a `shutdown` of its own. References of a cell that has not called `shutdown` end.
+    It has its own `init_rpc` and `shutdown`. References of earlier cells without `shutdown` become invalid.
 
     Args:
-        name: of `STORIES`: "calls", "rrefs", "batching" or "backward".
-        session: None: the running one.
+        name: One of `STORIES`: "calls", "rrefs", "batching" or "backward".
+        session: Session to use; None for the running one.
 
     Raises:
-        UsageError: there is no such program.
-        NoSessionError: no ranks are running.
+        UsageError: There is no such program.
+        NoSessionError: No ranks are running.
 
     Example:
         >>> program = lessons.rpc("calls").guess("the rank that calls it").run()
@@ -49,7 +49,7 @@ class RemoteProgram(DisplayedLesson):
         self.choose(name)
 
     def choose(self, name: str) -> None:
-        """Take another program; it has not run yet."""
+        """Choose another program, without running it."""
         if name not in STORIES:
             raise UsageError(f"there is no program {name!r}; there are {', '.join(STORIES)}")
         self.name, self.story = name, STORIES[name]
@@ -61,16 +61,16 @@ class RemoteProgram(DisplayedLesson):
         self._cell: int | None = None
 
     def guess(self, choice: str | EllipsisType) -> RemoteProgram:
-        """Say what the answer to the question will be; the dots of a notebook say nothing.
+        """Guess the answer to the question. The dots of a notebook mean no guess.
 
         Raises:
-            UsageError: it is none of the choices.
+            UsageError: The guess is not among the choices.
         """
         self.guessed = guess_of(choice, self.story.choices) or self.guessed
         return self
 
     def run(self) -> RemoteProgram:
-        """Run it on the ranks."""
+        """Run the program on the ranks."""
         self._runner.run(f"from ddp_notebook.lessons.remote import programs as _lesson_programs\n"
                          f"_lesson_told = _lesson_programs.play({self.name!r})")  # fmt: skip
         self.value = self._runner.pull("_lesson_told")[0]
@@ -87,22 +87,22 @@ class RemoteProgram(DisplayedLesson):
 
     @property
     def answer(self) -> str | None:
-        """What the recording answers; None: it has not run yet."""
+        """Return the answer according to the recording; None before the run."""
         return self.story.answer(self.calls, self.contexts) if self.has_run else None
 
     @property
     def is_right(self) -> bool | None:
-        """Whether the guess was right; None: nothing was guessed, or it has not run yet."""
+        """Return whether the guess was right; None without a guess or before the run."""
         return None if self.guessed is None or not self.has_run else self.guessed == self.answer
 
     @property
     def code(self) -> str:
-        """What runs."""
+        """Return the code of the program."""
         return _source(self.name)
 
     @property
     def said(self) -> list[str]:
-        """The answer, in sentences."""
+        """Return the answer in sentences."""
         if not self.has_run:
             return []
         verdict = {None: "", True: "You were right: ", False: f"Not {self.guessed!r}: "}[self.is_right]
@@ -110,7 +110,7 @@ class RemoteProgram(DisplayedLesson):
         return [words[0].upper() + words[1:], f"Rank 0 has got {self.value}."]
 
     def picture(self) -> Figure:
-        """Ranks as columns, calls as arrows: a figure that stays in a saved notebook."""
+        """Return a figure with ranks as columns and calls as arrows. It stays in a saved notebook."""
         if not self.has_run:
             return self._asking()
         from ddp_notebook.display import INK
@@ -138,7 +138,7 @@ class RemoteProgram(DisplayedLesson):
         return self._runner.session.world_size
 
     def state(self) -> dict[str, Any]:
-        """All that the browser draws."""
+        """Return everything that the browser draws."""
         return {
             "kind": "remote",
             "world_size": self.world_size,
@@ -157,10 +157,10 @@ class RemoteProgram(DisplayedLesson):
         }
 
     def act(self, wish: Wish) -> None:
-        """Do what a button asks for: "choose" or "run".
+        """Handle a request of the browser: "choose" or "run".
 
         Raises:
-            UsageError: it cannot be done.
+            UsageError: The request is invalid.
         """
         match wish["do"]:
             case "choose":
@@ -175,11 +175,11 @@ class RemoteProgram(DisplayedLesson):
 
 
 def rpc(name: str = "calls", session: Session | None = None) -> RemoteProgram:
-    """Take a program of calls to other ranks, to guess, to run and to step through; see `RemoteProgram`."""
+    """Choose a program of calls to other ranks; see `RemoteProgram`."""
     return RemoteProgram(name, session)
 
 
 def _source(name: str) -> str:
-    """The functions and classes of a program, as they stand in the file."""
+    """Return the source of a program's functions and classes."""
     _, _, after = _PROGRAMS.read_text(encoding="utf-8").partition(f"# ---- {name}\n")
     return _FOR_MYPY.sub("", after.partition("# ----")[0]).strip()

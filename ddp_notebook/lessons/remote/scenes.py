@@ -1,4 +1,4 @@
-"""The programs of calls to other ranks: what each shows, what is asked of it, and what the recording answers."""
+"""The programs of calls to other ranks: explanation, question, and the answer from the recording."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class RemoteStory:
     """One program before it is run.
 
     Args:
-        title: in a few words.
-        lesson: what it shows, in a sentence or two.
-        question: asked before it runs.
-        choices: the answers to choose from.
-        answer: which of them was right, by what was recorded.
-        why: said with the answer.
+        title: Short title.
+        lesson: Explanation in a sentence or two.
+        question: Question before the run.
+        choices: Possible answers.
+        answer: Function that returns the right answer from the recording.
+        why: Explanation of the answer.
     """
 
     title: str
@@ -42,7 +42,7 @@ def _who_acts(calls: Sequence[RemoteCall], _: Sequence[AutogradContext]) -> str:
 
 def _messages(calls: Sequence[RemoteCall], _: Sequence[AutogradContext]) -> str:
     fetches = [call for call in calls if call.kind == "to_here" and call.src == 0]
-    return str(2 * len(fetches))  # each is asked for, and answered
+    return str(2 * len(fetches))  # a request and an answer each
 
 
 def _when_answered(calls: Sequence[RemoteCall], _: Sequence[AutogradContext]) -> str:

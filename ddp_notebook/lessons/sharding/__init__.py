@@ -1,7 +1,7 @@
 """Tensors in pieces.
 
-placement_picture  the picture of who holds what
-product            A @ B in pieces: guessed, multiplied, put together
-mesh_training      a training on a mesh: guessed, run, who talks to whom
-ranks              what each rank does for these two
+placement_picture  picture of the parts that each rank holds
+product            A @ B in pieces: guess, multiply, combine
+mesh_training      a training run on a mesh: guess, run, communication along rows and columns
+ranks              the code of these two on each rank
 """

@@ -1,4 +1,4 @@
-"""A training on a mesh of ranks: guess what goes along its rows and down its columns, run a step, see who talks."""
+"""Training on a mesh of ranks: guess the traffic along rows and columns, run a step, look at the communication."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ WAYS = {
 }
 CHOICES = ("along the row", "down the column")
 QUESTION = "Along what does rank 0 move more bytes in a training step?"
-_WIDTH = 24  # of the network
-_APART = 1e-9  # losses in 64 bits that differ by more are other ones
+_WIDTH = 24  # width of the network
+_APART = 1e-9  # tolerance for losses in 64 bits
 
 
 class MeshTraining(DisplayedLesson):
     """A small network, trained by the running ranks as a mesh.
 
     Args:
-        rows: of the mesh; None: two if the ranks can make two rows of two or more, else one.
+        rows: Rows of the mesh. None for two if there can be two rows of at least two ranks, otherwise one.
         way: "HSDP" or "TP and FSDP".
-        is_by_rank: let each rank have a batch of its own, which is wrong where ranks share a matrix.
-        session: None: the running one.
+        is_by_rank: Give each rank a different batch, which is wrong if ranks share a matrix.
+        session: Session to use; None for the running one.
 
     Raises:
-        UsageError: so many rows cannot be made of these ranks, or there is no such way.
-        NoSessionError: no ranks are running.
+        UsageError: The ranks cannot be divided into these rows, or there is no such way.
+        NoSessionError: No ranks are running.
 
     Example:
         >>> training = lessons.mesh(way="HSDP").guess("along the row").run()
@@ -65,7 +65,7 @@ class MeshTraining(DisplayedLesson):
         )
 
     def configure(self, *, rows: int, way: str, is_by_rank: bool = False) -> None:
-        """Take another mesh or another way; nothing has run on it yet. Arguments as those of the class."""
+        """Choose another mesh or another way, without running it. Takes the arguments of the class."""
         if way not in WAYS:
             raise UsageError(f"there is no way {way!r}; there are {', '.join(map(repr, WAYS))}")
         if rows not in (heights := _divisors(self.world_size)):
@@ -74,21 +74,21 @@ class MeshTraining(DisplayedLesson):
         self.rows, self.columns, self.way = rows, self.world_size // rows, way
         self.is_by_rank = is_by_rank and way != "HSDP"
         self.guessed: str | None = None
-        self.calls: list[Collective] = []  # of the step, of all ranks, in the order of their beginning
+        self.calls: list[Collective] = []  # calls of the step on all ranks, in the order of their start
         self.told: Mapping[int, Mapping[str, Any]] = {}
-        self.mistakes: tuple[str, ...] = ()  # what %ddp_check says
+        self.mistakes: tuple[str, ...] = ()  # findings of %ddp_check
 
     def guess(self, choice: str | EllipsisType) -> MeshTraining:
-        """Say along what more bytes go; the dots of a notebook say nothing.
+        """Guess along which direction more bytes are moved. The dots of a notebook mean no guess.
 
         Raises:
-            UsageError: it is none of the choices.
+            UsageError: The guess is not among the choices.
         """
         self.guessed = guess_of(choice, CHOICES) or self.guessed
         return self
 
     def run(self) -> MeshTraining:
-        """Train two steps on the ranks. The second is the one that is shown: FSDP prepares itself in the first."""
+        """Train two steps on the ranks. The second one is shown, because FSDP initialises itself in the first."""
         self._runner.run(
             "from ddp_notebook.lessons.sharding import ranks as _lesson_sharding\n"
             f"_lesson_mesh = _lesson_sharding.OnMesh({self.rows}, {self.columns}, {self.way!r}, {_WIDTH}, "
@@ -99,11 +99,12 @@ class MeshTraining(DisplayedLesson):
         self._runner.run("_lesson_mesh.step()")
         calls = [call for call in self._runner.calls() if len(call.ranks) > 1]
         self.calls = sorted(calls, key=lambda call: call.issue_ns)
-        # It tells of the last cell that has such inputs, which is this one only where ranks share a matrix.
+        # The check reports the last cell with such inputs. That is this cell only if ranks share a matrix.
         shares = self.is_by_rank and self.columns > 1
         self.mistakes = self._runner.session.check("_lesson_mesh").mistakes if shares else ()
         self.told = self._runner.ask("_lesson_told = _lesson_mesh.told()")
-        # Ranks that hold a model in shards could not become more or fewer; FSDP's parts refer to each other.
+        # Delete the model: a resize is impossible while ranks hold shards. FSDP has reference cycles, so collect
+        # garbage too.
         self._runner.run("import gc as _lesson_gc\ndel _lesson_mesh\n_lesson_gc.collect()")
         return self
 
@@ -116,12 +117,12 @@ class MeshTraining(DisplayedLesson):
         return bool(self.told)
 
     def row(self, rank: int) -> tuple[int, ...]:
-        """The ranks of the row in which this one is."""
+        """Return the ranks in the row of this rank."""
         first = rank - rank % self.columns
         return tuple(range(first, first + self.columns))
 
     def nbytes(self, rank: int = 0) -> dict[str, dict[str, tuple[int, int]]]:
-        """By "row" and "column", and by what for: how many calls, and how many bytes, of a rank."""
+        """Return the number of calls and the bytes of a rank, by "row" and "column" and by purpose."""
         found: dict[str, dict[str, tuple[int, int]]] = {"row": {}, "column": {}}
         for call in self.calls:
             if call.rank == rank:
@@ -135,7 +136,7 @@ class MeshTraining(DisplayedLesson):
 
     @property
     def answer(self) -> str | None:
-        """What the recording answers; None: it has not run yet."""
+        """Return the answer according to the recording; None before the run."""
         if not self.has_run:
             return None
         total = {way: sum(nbytes for _, nbytes in of.values()) for way, of in self.nbytes().items()}
@@ -143,13 +144,15 @@ class MeshTraining(DisplayedLesson):
 
     @property
     def is_right(self) -> bool | None:
-        """Whether the guess was right; None: nothing was guessed, or it has not run yet."""
+        """Return whether the guess was right; None without a guess or before the run."""
         return None if self.guessed is None or not self.has_run else self.guessed == self.answer
 
     @property
     def off(self) -> float | None:
-        """How far the losses are from those of one process: the first of each rank for its batch, and the mean of the
-        last over all batches. None: it has not run yet."""
+        """Return the largest difference from the losses of a single process; None before the run.
+
+        Compares the first loss of each rank for its batch, and the mean of the last losses over all batches.
+        """
         if not self.has_run:
             return None
         ranks = self.told.values()
@@ -160,12 +163,12 @@ class MeshTraining(DisplayedLesson):
 
     @property
     def is_same(self) -> bool | None:
-        """Whether it is the training of one process; None: it has not run yet."""
+        """Return whether the losses equal those of a single process; None before the run."""
         return None if self.off is None else self.off < _APART
 
     @property
     def said(self) -> list[str]:
-        """What has happened, in sentences."""
+        """Return sentences about the outcome."""
         if self.off is None or self.answer is None:
             return []
         verdict = {None: "", True: "You were right: ", False: f"Not {self.guessed}: "}[self.is_right]
@@ -180,13 +183,13 @@ class MeshTraining(DisplayedLesson):
         return [words[0].upper() + words[1:], f"{same}. Rank 0 holds {held:.0%} of the parameters.", *checked]
 
     def picture(self) -> Figure:
-        """The grid, and what went along its lines: a figure that stays in a saved notebook."""
+        """Return a figure of the grid and the traffic along its lines. It stays in a saved notebook."""
         return _draw(self)
 
     # ---- in the browser
 
     def state(self) -> dict[str, Any]:
-        """All that the browser draws."""
+        """Return everything that the browser draws."""
         began = min((call.issue_ns for call in self.calls), default=0)
         return {
             "kind": "mesh",
@@ -223,10 +226,10 @@ class MeshTraining(DisplayedLesson):
         }
 
     def act(self, wish: Wish) -> None:
-        """Do what a button asks for: "configure", or "run" with a guess.
+        """Handle a request of the browser: "configure", or "run" with a guess.
 
         Raises:
-            UsageError: it cannot be done.
+            UsageError: The request is invalid.
         """
         match wish["do"]:
             case "configure":
@@ -242,7 +245,7 @@ class MeshTraining(DisplayedLesson):
 def mesh(
     rows: int | None = None, way: str = "HSDP", *, is_by_rank: bool = False, session: Session | None = None
 ) -> MeshTraining:
-    """Train on a mesh of the ranks, and see who talks to whom; see `MeshTraining`."""
+    """Train on a mesh of the ranks; see `MeshTraining`."""
     return MeshTraining(rows, way, is_by_rank=is_by_rank, session=session)
 
 
@@ -251,12 +254,12 @@ def _divisors(n: int) -> list[int]:
 
 
 def _purpose(call: Collective) -> str:
-    """What a collective is for; its name where that is not known."""
+    """Return the purpose of a collective, or its name if the purpose is not known."""
     return call.meaning or call.op.replace("_single", "").replace("_coalesced", "")
 
 
 def _draw(lesson: MeshTraining) -> Picture:
-    """The grid of the ranks; the width of a line is the number of bytes of a rank that went along it in one step."""
+    """Draw the grid of the ranks. The width of a line shows the bytes of a rank along it in one step."""
     from ddp_notebook.display import INK, LINES, picture
 
     colours = {"row": LINES[0], "column": LINES[1]}

@@ -1,4 +1,4 @@
-"""The picture of who holds which part of a model, or of a tensor."""
+"""Picture of the parts of a model or tensor that each rank holds."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from ddp_notebook.display import Picture
     from ddp_notebook.session import Session
 
-_MOST = 12  # tensors
-_HIGH, _WIDE = 0.8, 0.86  # of a cell that a tensor takes at most
+_MOST = 12  # most tensors
+_HIGH, _WIDE = 0.8, 0.86  # largest share of a cell that a tensor covers
 
 
 def placement(name: str = "model", *, session: Session | None = None) -> Picture:
-    """Draw who holds what: a column for each rank, a row for each tensor.
+    """Draw the parts that each rank holds: a column for each rank, a row for each tensor.
 
-    The outline is the whole tensor, its last dimension across and the others down. What the rank holds is filled with
-    its colour, and hatched where it is a partial sum.
+    The outline is the whole tensor, with its last dimension across and the others down. The part that the rank holds is
+    filled with its colour, and hatched if it is a partial sum.
 
     Args:
-        name: of a variable on the ranks, or of a part of one: "model", "model.blocks.0", "x".
-        session: whose ranks; None: the running session's.
+        name: Name of a variable on the ranks, or of a part of one: "model", "model.blocks.0", "x".
+        session: Session to use; None for the running one.
 
     Raises:
-        UsageError: a rank has no such model or tensor.
-        NoSessionError: no ranks are running.
+        UsageError: A rank has no such model or tensor.
+        NoSessionError: No ranks are running.
 
     Example:
         >>> lessons.placement("model").savefig("placement.png")
@@ -94,7 +94,7 @@ def _tensor(axes: Axes, column: int, row: int, tensor: TensorPlacement, rank: in
 
 
 def _stretches(shape: Sequence[int], offset: Sequence[int], held: Sequence[int]) -> list[tuple[int, int]]:
-    """The part as stretches (first, count) of the dimensions as one.
+    """Return a part as intervals (first, count) of the flattened dimensions.
 
     Example:
         >>> _stretches((8,), (2,), (3,)), _stretches((2, 4), (0, 1), (2, 2))

@@ -1,4 +1,5 @@
-"""A @ B with both matrices dealt out over the ranks: guess what puts the result together, run it, see who held what."""
+"""A @ B with both matrices distributed over the ranks: guess which collective combines the result, run it, look at the
+pieces."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ Matrix = npt.NDArray[np.float64]
 PLACEMENTS = ("Replicate()", "Shard(0)", "Shard(1)")
 CHOICES = ("nothing", "all_gather", "all_reduce")
 QUESTION = "What puts the whole result on every rank, when A @ B has been computed?"
-_MOST_RANKS = 8  # that a picture can show
+_MOST_RANKS = 8  # most ranks that a picture can show
 _WHY = {
     "nothing": "every rank has computed all of it.",
     "all_gather": "elements are finished where they were computed, and the other ranks lack them.",
@@ -39,7 +40,7 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A matrix, and what each rank holds of it."""
+    """A matrix, and the part of each rank."""
 
     name: str
     placement: TensorPlacement
@@ -47,15 +48,15 @@ class Held:
 
 
 class Product(DisplayedLesson):
-    """The product of two matrices that lie on the running ranks as you choose.
+    """Product of two matrices that are distributed over the running ranks.
 
     Args:
-        of_a, of_b: placements of A and B: "Replicate()", "Shard(0)" or "Shard(1)".
-        session: None: the running one.
+        of_a, of_b: Placements of A and B: "Replicate()", "Shard(0)" or "Shard(1)".
+        session: Session to use; None for the running one.
 
     Raises:
-        UsageError: there is no such placement here, or more ranks than a picture can show.
-        NoSessionError: no ranks are running.
+        UsageError: There is no such placement, or there are too many ranks for a picture.
+        NoSessionError: No ranks are running.
 
     Example:
         >>> product = lessons.product("Shard(1)", "Shard(0)").guess("all_gather").run()
@@ -71,31 +72,31 @@ class Product(DisplayedLesson):
         self.configure(of_a=of_a, of_b=of_b)
 
     def configure(self, *, of_a: str, of_b: str) -> None:
-        """Deal the matrices out otherwise; they have not been multiplied yet. Arguments as those of the class."""
+        """Distribute the matrices in another way, without multiplying them. Takes the arguments of the class."""
         for of in (of_a, of_b):
             if of not in PLACEMENTS:
                 raise UsageError(f"{of!r} is not a placement here; there are {', '.join(map(repr, PLACEMENTS))}")
         self.of_a, self.of_b = of_a, of_b
         self.guessed: str | None = None
-        self.to_multiply: list[str] = []  # the collectives of rank 0
+        self.to_multiply: list[str] = []  # collectives of rank 0
         self.to_put_together: list[str] = []
-        self.whole: dict[int, Matrix] = {}  # by rank, when it has been put together
-        self.nbytes = 0  # of all these, on rank 0
+        self.whole: dict[int, Matrix] = {}  # result of each rank, after it was combined
+        self.nbytes = 0  # bytes of these collectives on rank 0
         self._deal_out()
         self.held = [self._look(name) for name in ("a", "b")]
         self._let_go()
 
     def guess(self, choice: str | EllipsisType) -> Product:
-        """Say what puts the result together; the dots of a notebook say nothing.
+        """Guess which collective combines the result. The dots of a notebook mean no guess.
 
         Raises:
-            UsageError: it is none of the choices.
+            UsageError: The guess is not among the choices.
         """
         self.guessed = guess_of(choice, CHOICES) or self.guessed
         return self
 
     def run(self) -> Product:
-        """Multiply on the ranks, then put the result together."""
+        """Multiply on the ranks, then combine the result."""
         self._deal_out()
         self._runner.mark()
         self._runner.run("_lesson_product.multiply()")
@@ -119,24 +120,24 @@ class Product(DisplayedLesson):
 
     @property
     def answer(self) -> str | None:
-        """What the recording answers; None: it has not run yet."""
+        """Return the answer according to the recording; None before the run."""
         if not self.has_run:
             return None
         return self.to_put_together[0] if self.to_put_together else "nothing"
 
     @property
     def is_right(self) -> bool | None:
-        """Whether the guess was right; None: nothing was guessed, or it has not run yet."""
+        """Return whether the guess was right; None without a guess or before the run."""
         return None if self.guessed is None or not self.has_run else self.guessed == self.answer
 
     @property
     def agrees(self) -> bool | None:
-        """Whether all ranks have what NumPy says in the end; None: it has not run yet."""
+        """Return whether all ranks finally have the result of NumPy; None before the run."""
         return all((one == self.a @ self.b).all() for one in self.whole.values()) if self.has_run else None
 
     @property
     def said(self) -> list[str]:
-        """What has happened, in sentences."""
+        """Return sentences about the outcome."""
         if self.answer is None:
             return []
         verdict = {None: "", True: "You were right: ", False: f"Not {self.guessed!r}: "}[self.is_right]
@@ -152,13 +153,14 @@ class Product(DisplayedLesson):
         return [*found, f"Every rank has {same} in the end; {moved}."]
 
     def picture(self) -> Figure:
-        """The matrices, coloured by the ranks that hold an element: a figure that stays in a saved notebook."""
+        """Return a figure of the matrices, coloured by the ranks that hold each element. It stays in a saved
+        notebook."""
         return _draw(self)
 
     # ---- in the browser
 
     def state(self) -> dict[str, Any]:
-        """All that the browser draws."""
+        """Return everything that the browser draws."""
         return {
             "kind": "product",
             "world_size": self.world_size,
@@ -179,10 +181,10 @@ class Product(DisplayedLesson):
         }
 
     def act(self, wish: Wish) -> None:
-        """Do what a button asks for: "configure", or "run" with a guess.
+        """Handle a request of the browser: "configure", or "run" with a guess.
 
         Raises:
-            UsageError: it cannot be done.
+            UsageError: The request is invalid.
         """
         match wish["do"]:
             case "configure":
@@ -204,7 +206,7 @@ class Product(DisplayedLesson):
         )
 
     def _let_go(self) -> None:
-        """Ranks that hold tensors in pieces could not become more or fewer."""
+        """Delete the tensors on the ranks: a resize is impossible while ranks hold tensors in pieces."""
         self._runner.run("del _lesson_product")
 
     def _look(self, name: str) -> Held:
@@ -214,19 +216,19 @@ class Product(DisplayedLesson):
         return Held(name={"a": "A", "b": "B", "c": "A @ B"}[name], placement=placement, values=values)
 
     def _calls(self) -> tuple[list[str], int]:
-        """The collectives of rank 0 since the mark, by the names that torch's documentation has, and their bytes."""
+        """Return the collectives of rank 0 since the mark, with the names that torch documents, and their bytes."""
         calls = [call for call in self._runner.calls() if call.rank == 0]
         names = [call.op.replace("_single", "").replace("_coalesced", "") for call in calls]
         return names, sum(call.nbytes for call in calls)
 
 
 def product(of_a: str = "Replicate()", of_b: str = "Shard(1)", *, session: Session | None = None) -> Product:
-    """Multiply two matrices that are dealt out over the ranks; see `Product`."""
+    """Multiply two matrices that are distributed over the ranks; see `Product`."""
     return Product(of_a, of_b, session)
 
 
 def _matrices(world_size: int) -> tuple[Matrix, Matrix]:
-    """A and B in whole numbers, so that no rounding hides what is wrong; every piece of theirs has as many."""
+    """Return A and B with integer values, so that rounding hides no error. All pieces have the same size."""
     rows, inner = (world_size * -(-least // world_size) for least in (3, 6))
     a = (3 * np.arange(rows)[:, None] + 5 * np.arange(inner)) % 7
     b = (2 * np.arange(inner)[:, None] + 3 * np.arange(rows)) % 5
@@ -248,7 +250,7 @@ def _drawn(held: Held) -> dict[str, Any]:
 
 
 def _draw(lesson: Product) -> Picture:
-    """Each matrix, its elements in the colours of the ranks that hold them; partial sums are hatched."""
+    """Draw each matrix with its elements in the colours of the ranks that hold them. Partial sums are hatched."""
     from matplotlib.patches import Rectangle
 
     from ddp_notebook.display import INK, LINES, picture
@@ -279,7 +281,7 @@ def _matrix(axes: Axes, held: Held) -> None:
             for c in range(part.size[1]):
                 holders.setdefault((part.offset[0] + r, part.offset[1] + c), []).append(rank)
     for (r, c), ranks in holders.items():
-        for at, rank in enumerate(ranks):  # an element that several ranks hold has a stripe for each
+        for at, rank in enumerate(ranks):  # an element on several ranks has a stripe for each
             wide, colour = 1 / len(ranks), LINES[rank % len(LINES)]
             hatch: dict[str, Any] = {"alpha": 0.45, "hatch": "///", "edgecolor": colour} if placement.is_partial else {}
             axes.add_patch(Rectangle((c + at * wide, r), wide, 1, facecolor=colour, linewidth=0, **hatch))

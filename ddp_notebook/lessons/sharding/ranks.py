@@ -1,4 +1,4 @@
-"""What each rank does for `lessons.product` and `lessons.mesh`.
+"""Code on each rank for `lessons.product` and `lessons.mesh`.
 
 Only ranks import this module, so it may import torch.
 """
@@ -16,19 +16,19 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 PLACEMENTS = {"Replicate()": Replicate(), "Shard(0)": Shard(0), "Shard(1)": Shard(1)}
-SAMPLES = 16  # of a batch
+SAMPLES = 16  # samples per batch
 RATE = 0.5
 
 Numbers = list[list[float]]  # the values of a matrix
 
 
 class ShardedProduct:
-    """Two matrices that are dealt out over the ranks, and what comes out of their multiplication.
+    """Two matrices that are distributed over the ranks, and their product.
 
     Args:
-        a, b: their values, the same on all ranks.
-        of_a, of_b: their placements.
-        device: of this rank.
+        a, b: Values of the matrices, the same on all ranks.
+        of_a, of_b: Placements of the matrices.
+        device: Device of this rank.
     """
 
     def __init__(self, a: Numbers, b: Numbers, of_a: str, of_b: str, device: torch.device) -> None:
@@ -40,17 +40,17 @@ class ShardedProduct:
         )
 
     def multiply(self) -> Numbers:
-        """Returns what this rank has of the product then."""
+        """Multiply, and return the part of the product on this rank."""
         self.c = self.a @ self.b
         return local(self.c)
 
     def put_together(self) -> Numbers:
-        """Returns the whole product."""
+        """Return the whole product."""
         return _numbers(self.c.full_tensor())
 
 
 def local(tensor: DTensor) -> Numbers:
-    """The values of a matrix that this rank holds."""
+    """Return the values of a matrix that this rank holds."""
     return _numbers(tensor.to_local())
 
 
@@ -60,7 +60,7 @@ def _numbers(tensor: torch.Tensor) -> Numbers:
 
 
 class Block(nn.Module):
-    """Two matrices, the second of which undoes the width of the first."""
+    """Two linear layers; the second one restores the width before the first."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -71,15 +71,15 @@ class Block(nn.Module):
 
 
 class OnMesh:
-    """A network of two blocks on a mesh, and the same in this process alone.
+    """A network of two blocks on a mesh, and the same network in this process alone.
 
     Args:
-        rows, columns: of the mesh.
-        way: "HSDP", shards in a row and copies down the column, or "TP and FSDP", each matrix cut in a row and its
-            pieces sharded down the column.
-        width: of a vector between the blocks.
-        is_by_rank: each rank has a batch of its own, whatever the mesh says.
-        device: of this rank.
+        rows, columns: Shape of the mesh.
+        way: "HSDP" for shards in a row and copies down the column, or "TP and FSDP" for matrices divided along a row
+            whose pieces are sharded down the column.
+        width: Size of a vector between the blocks.
+        is_by_rank: Each rank has a different batch, even if the mesh requires the same one.
+        device: Device of this rank.
     """
 
     def __init__(self, rows: int, columns: int, way: str, width: int, is_by_rank: bool, device: torch.device) -> None:
@@ -108,8 +108,12 @@ class OnMesh:
         self.losses.append(_step(self.model, self.optimizer, self._batch(self.batch)))
 
     def told(self) -> dict[str, Any]:
-        """Where this rank is, the share of the model that it holds, its losses; the first loss of one process with the
-        same batch (`alone`), and all losses of one with the batches of all (`together`)."""
+        """Return the state of this rank: its coordinates, its share of the model, its losses, and those of a single
+        process.
+
+        `alone` is the first loss of a single process with the same batch. `together` are all its losses with the
+        batches of all ranks.
+        """
         whole = sum(p.numel() for p in self.model.parameters())
         held = sum(p.to_local().numel() for p in self.model.parameters() if isinstance(p, DTensor))
         alone, together = self._make(), self._make()
