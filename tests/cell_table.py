@@ -1,6 +1,7 @@
-"""What people do in cells, and what they see: one table, run in every way that ranks can be started.
+"""Table of cells and their expected output, run with every transport that can start ranks.
 
-`{all}` stands for the label of all ranks, `{n}` for their number. A text is compared whole, a pattern is searched for.
+`{all}` stands for the label of all ranks, `{n}` for their number. A string must match exactly, a pattern is searched
+for.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ Expected = str | re.Pattern[str] | None
 
 @dataclass(frozen=True)
 class Case:
-    """A cell for all ranks, and what the notebook shows."""
+    """A cell for all ranks, and the expected output in the notebook."""
 
     name: str
     code: str
     stdout: Expected = ""
     stderr: Expected = ""
-    error: str = ""  # a pattern of the traceback; "": the cell ends well
-    mimes: tuple[str, ...] = field(default=())  # of the displays, each shown once for all ranks
+    error: str = ""  # pattern of the traceback; "": no error
+    mimes: tuple[str, ...] = field(default=())  # MIME types of the displays, each shown once for all ranks
     prefix: str = "%%on_all_ranks\n"
 
 

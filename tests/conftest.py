@@ -1,7 +1,7 @@
-"""What all tests share: sessions and kernels that are real, and a check that nothing of them is left.
+"""Shared fixtures: real sessions and kernels, and a check that each test leaves nothing behind.
 
-`make test` runs them in workers of pytest-xdist, which are processes of their own: each has a mark, a folder for
-IPython and a folder for temporary files that the other has not, so each finds its own leftovers only.
+`make test` runs the tests in workers of pytest-xdist, which are separate processes. Each worker has its own mark,
+IPython folder and temporary folder, so it finds only its own leftovers.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ import psutil
 import pytest
 from jupyter_core.utils import run_sync
 
-# Every process that a test starts, directly or not, inherits this and is found by it. Every worker makes its own.
+# All processes started by a test, directly or indirectly, inherit this mark. Every worker creates its own.
 RUN_MARK = f"DDP_NOTEBOOK_TEST_RUN={uuid.uuid4().hex}"
 os.environ.update([tuple(RUN_MARK.split("="))])  # type: ignore[list-item]  # two strings
-os.environ.pop("PYTHONUNBUFFERED", None)  # it hides that C's output waits in a buffer
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # every process would compile the package
-os.environ["DDP_NOTEBOOK_CONFIG"] = os.devnull  # not the defaults of who runs the tests
+os.environ.pop("PYTHONUNBUFFERED", None)  # it hides buffered output of C code
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it, every process would compile the package
+os.environ["DDP_NOTEBOOK_CONFIG"] = os.devnull  # ignore the defaults file of the developer
 os.environ["IPYTHONDIR"] = tempfile.mkdtemp(prefix="ipython-")
 atexit.register(shutil.rmtree, os.environ["IPYTHONDIR"], ignore_errors=True)
-# Tests are of CPU ranks; those in `gpu` see the GPUs again. A worker inherits both variables from what started it.
+# Tests use CPU ranks; only those in `gpu` see the GPUs. A worker inherits both variables from its parent.
 if "PYTEST_XDIST_WORKER" not in os.environ and "CUDA_VISIBLE_DEVICES" in os.environ:
     os.environ["DDP_NOTEBOOK_TEST_GPUS"] = os.environ["CUDA_VISIBLE_DEVICES"]
 VISIBLE_GPUS = os.environ.get("DDP_NOTEBOOK_TEST_GPUS")
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a script's jobs in the background
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # happens in background jobs of a shell script
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 _LEFTOVER_DEADLINE_S = 5.0
 _STARTS_RANKS = {"session", "make_session", "kernel", "make_kernel", "ranks"}  # fixtures
-# A test with none of these marks is a unit test, which `make test-unit` runs. It cannot start a process.
+# A test without any of these marks is a unit test, which `make test-unit` runs. It cannot start a process.
 _NO_UNIT = ("long", "alone", "ranks", "browser", "gpu", "processes", "slow")
-_PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}  # audit events, of this process alone
+_PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}  # audit events of this process
 _LONG_FILES = {  # more than a minute each
     "tests/browser/test_lessons.py",
     "tests/browser/test_monitor.py",
@@ -59,25 +59,25 @@ _LONG_FILES = {  # more than a minute each
     "tests/tools/test_demo.py",
 }
 _FILE_MARKS = re.compile(r"^pytestmark = (\[[^\]]*\]|[^\n#]*)", re.MULTILINE)
-# Files whose tests take long and share nothing: any worker may take each of them.
+# Files with slow tests that share nothing: each of their tests may run in any worker.
 _SHARE_NOTHING = {"tests/lessons/test_notebooks.py", "tests/recording/test_scripts.py"}
 
 
 def net_connections(process: psutil.Process) -> list[Any]:
-    """A process's sockets of the internet; psutil 5 calls them `connections`."""
+    """Return the internet sockets of a process; psutil 5 calls the method `connections`."""
     find = getattr(process, "net_connections", None) or process.connections
     return list(find("inet"))
 
 
 def waiting_host() -> Any:
-    """The host server that waits in this process for the next session, if one does."""
+    """Return the idle host server of this process, if there is one."""
     from ddp_notebook.launch import warm
 
     return warm._waiting if warm._waiting is not None and warm._waiting.is_alive else None
 
 
 def marked_processes() -> set[psutil.Process]:
-    """Living processes of this test run, and those of their OS sessions; not this process itself."""
+    """Return the living processes of this test run and of their OS sessions, except this process."""
     mark, own, found, sessions = RUN_MARK.encode(), os.getpid(), set(), set()
     everything = psutil.pids()
     for pid in everything:
@@ -110,20 +110,20 @@ def wait_until(condition, timeout_s: float = 5.0, what: str = "") -> None:
 
 
 def below(folder: Path) -> list[Path]:
-    """All files and folders below a folder. `rglob` fails if an entry is removed during the walk."""
+    """Return all files and folders below a folder. `rglob` fails if an entry is removed during the walk."""
     return [Path(place, name) for place, folders, files in os.walk(folder) for name in (*folders, *files)]
 
 
 def sockets_of(pid: int) -> int:
-    """How many sockets a process has."""
+    """Return the number of sockets of a process."""
     folder, links = f"/proc/{pid}/fd", []
     for fd in os.listdir(folder):
-        with contextlib.suppress(OSError):  # it was closed meanwhile
+        with contextlib.suppress(OSError):  # it was closed in the meantime
             links.append(os.readlink(f"{folder}/{fd}"))
     return sum(link.startswith("socket:") for link in links)
 
 
-# What is counted before and after each test, without the host server that waits: it may be another one by then.
+# Counted before and after each test, without the idle host server, which may be replaced in between.
 
 
 def _processes() -> set[psutil.Process]:
@@ -136,7 +136,7 @@ def _processes() -> set[psutil.Process]:
 
 
 def _is_of_browser(process: psutil.Process, before: set[psutil.Process]) -> bool:
-    """Return whether a browser that was there before has started a process."""
+    """Return whether a process was started by a browser that existed before."""
     with contextlib.suppress(psutil.Error):
         return process.name().startswith("chrom") and process.parent() in before
     return False
@@ -157,7 +157,7 @@ def _sockets() -> int:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore files whose marks exclude all of their tests: else each worker imports them."""
+    """Ignore files if their marks exclude all of their tests, so that workers do not import them."""
     expression = config.getoption("markexpr")
     is_named = any(collection_path.name in argument for argument in config.args)
     if not collection_path.name.startswith("test_") or is_named or " or " in expression:
@@ -168,9 +168,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if set(marks) & set(excluded) else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Workers take files in this order: a long one that comes last would leave one of them without work.
+    # Workers take files in this order. A slow file at the end would leave the other workers without work.
     items.sort(key=lambda item: item.nodeid.partition("::")[0] not in _LONG_FILES)
     for item in items:
         if _STARTS_RANKS & set(getattr(item, "fixturenames", ())):
@@ -180,10 +180,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class NoProcesses:
-    """Refuses to start a process while a unit test runs, and fails the test even if it catches that error."""
+    """Blocks process starts during unit tests, and makes the test fail even if it catches the error."""
 
     def __init__(self) -> None:
-        self.test = ""  # the unit test that runs; "": none does
+        self.test = ""  # running unit test; "": none
         self.started: list[str] = []
 
     def refuse(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -203,7 +203,7 @@ sys.addaudithook(_no_processes.refuse)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Let no unit test start a process, its fixtures included."""
+    """Prevent a unit test and its fixtures from starting a process."""
     _no_processes.test = item.nodeid if item.get_closest_marker("unit") else ""
     _no_processes.started = []
     try:
@@ -223,8 +223,7 @@ def starts_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A worker takes all tests of a file, since they share a session; but one at a time of a file whose tests share
-    nothing."""
+    """Give all tests of a file to one worker, because they share a session. Tests that share nothing are separate."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -236,8 +235,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """A thread that a failed test has left would keep this process for ever; say where it is, and end. (A worker of
-    pytest-xdist waits here for the others, and is ended by who started it.)"""
+    """End this process even if a thread of a failed test is still running, and print its stack.
+
+    A worker of pytest-xdist waits here for the others, and its parent ends it.
+    """
     if hasattr(config, "workerinput"):
         return
     faulthandler.dump_traceback_later(_LEFTOVER_DEADLINE_S * 6, exit=True, file=2)
@@ -245,12 +246,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Sessions of this run make their directories where nobody else does. (jupyter_client's event loop, which it
-    keeps for the whole process, is made here too, so that no test is charged with its sockets.)"""
+    """Create directories of sessions where no other process creates any.
+
+    Also starts the event loop of jupyter_client, which lives as long as the process, so that its sockets are not
+    attributed to a test.
+    """
     run_sync(asyncio.sleep)(0)
     previous, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("tmp"))
     os.environ["TMPDIR"] = tempfile.tempdir
-    os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="run-", dir="/tmp")  # the path of a socket is short
+    # the path of a Unix socket must be short
+    os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="run-", dir="/tmp")
     yield
     shutil.rmtree(os.environ["XDG_RUNTIME_DIR"])
     tempfile.tempdir = previous
@@ -258,12 +263,12 @@ def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """After every test: no process, socket or directory that was not there before (module fixtures were).
+    """Check after every test that it has left no process, socket or directory. Those of module fixtures existed before.
 
-    The session of a module may have ranks that were replaced, as long as it has no more than before, and a controller,
-    which the first test that asks for it starts. The browser of a module starts processes of its own when it likes.
+    The session of a module may have replaced ranks, up to the previous number, and a controller, which its first use
+    starts. The browser of a module starts processes at any time.
     """
-    is_unit = bool(_no_processes.test)  # it starts no process, and need not look for any
+    is_unit = bool(_no_processes.test)  # a unit test starts no process, so none need to be searched
     before, directories, sockets = set() if is_unit else _processes(), _directories(), _sockets()
     had_session = _current() is not None
     yield
@@ -287,8 +292,10 @@ def nothing_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def waiting_host_server() -> Iterator[Callable[[], None]]:
-    """Call this, and the next session's ranks are forked from a host server that waits, as after `%load_ext`. That
-    goes back to waiting when the session ends: torch is imported once for many sessions, not 2 s for each."""
+    """Prepare an idle host server for the next session, as `%load_ext` does.
+
+    It is idle again when the session ends. So torch is imported once for many sessions, instead of 2 s for each.
+    """
     from ddp_notebook.launch import warm
 
     yield warm.prepare
@@ -297,10 +304,10 @@ def waiting_host_server() -> Iterator[Callable[[], None]]:
 
 @pytest.fixture
 def make_session(waiting_host_server) -> Iterator[Any]:
-    """Start a session; it is stopped when the test ends.
+    """Start a session, and stop it after the test.
 
-    Its ranks are forked from the host server that waits; with `cold=True` from one that starts in the environment of
-    now, which takes 3 s more.
+    Its ranks are forked from the idle host server. With `cold=True` a new host server starts in the current
+    environment, which takes 3 s longer.
     """
     from ddp_notebook import api
     from ddp_notebook import session as sessions
@@ -317,7 +324,7 @@ def make_session(waiting_host_server) -> Iterator[Any]:
 
 @pytest.fixture
 def make_session_alone(make_session):
-    """As `make_session`, in a module whose session runs: that one is stopped, so put such tests last."""
+    """Like `make_session`, in a module with a running session, which is stopped. Put such tests last."""
     if (running := _current()) is not None:
         running.stop()
     return make_session
@@ -340,14 +347,16 @@ def session(waiting_host_server) -> Iterator[Any]:
 
 
 def ipykernel6() -> str:
-    """Where ipykernel 6.31 lies, without its dependencies, to be put before the installed one."""
+    """Return the folder of ipykernel 6.31 without its dependencies, which precedes the installed one on the path."""
     return os.environ.get("DDP_NOTEBOOK_TEST_IPYKERNEL6", "")
 
 
 @pytest.fixture(scope="module", params=["newest", pytest.param("6.31", marks=pytest.mark.long)])
 def kernel(request) -> Iterator[Any]:
-    """A real notebook kernel with the extension loaded, on the newest ipykernel and, in the long tests, on the oldest
-    that is supported; of that one `test_cell_table` sees in `make test` what cells show."""
+    """A real notebook kernel with the extension loaded, on the newest ipykernel.
+
+    Long tests also use the oldest supported ipykernel. `test_cell_table` checks its cell output in `make test` too.
+    """
     from tests.kernels import NotebookKernel
 
     if request.param == "6.31" and not ipykernel6():
@@ -361,7 +370,7 @@ def kernel(request) -> Iterator[Any]:
 
 @pytest.fixture
 def make_kernel() -> Iterator[Any]:
-    """Start notebook kernels; they are shut down when the test ends."""
+    """Start notebook kernels, and shut them down after the test."""
     from tests.kernels import NotebookKernel
 
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Cells that flood a front end in many ways, and a press of the stop button that is timed."""
+"""Cells that flood a front end in many ways, and a timed press of the stop button."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kernels import NotebookKernel
 
 _WIDGET = "import ipywidgets as widgets\nfrom IPython.display import display\n"
 _COMM = "from comm import create_comm\nc = create_comm(target_name='flood')\n"
-# Endless code by name. `GO` stands right before the loop.
+# Endless code by name. `GO` is right before the loop.
 FLOODS = {
     "widget values": _WIDGET
     + """w = widgets.IntProgress(max=10**9); display(w)
@@ -283,13 +283,13 @@ while True: clear_output(wait=True); plt.plot([1, 2, 3]); plt.show()
 
 
 def code_of(name: str, begun: Path, magic: str = "%%on_all_ranks") -> str:
-    """The cell that floods in this way, and that makes the file `begun` right before."""
+    """Return the cell with a flood, which creates the file `begun` right before it."""
     return f"{magic}\n" + FLOODS[name].replace("GO\n", f"open({str(begun)!r}, 'w').close()\n", 1)
 
 
 @dataclass
 class Memory:
-    """The most resident memory of the kernel and all processes below it, looked at in a thread."""
+    """Peak resident memory of the kernel and all processes below it, sampled in a thread."""
 
     pid: int
     most_mib: dict[int, float] = field(default_factory=dict)
@@ -335,11 +335,10 @@ class Ended:
 def run_raw(
     kernel: NotebookKernel, code: str, each: Callable[[], bool] = lambda: True, timeout_s: float = 60.0
 ) -> Ended:
-    """Run a cell to its end. Messages are taken as they come and not looked into, since a front end's own speed is not
-    what is measured.
+    """Run a cell to its end. Messages are not parsed, because the speed of a front end is not measured.
 
     Args:
-        each: called every 20 ms or more often. Messages are not read while it returns False.
+        each: Called at least every 20 ms. Messages are not read while it returns False.
     """
     client, socket, count = kernel.client, kernel.client.iopub_channel.socket, 0
     asked = client.execute(code)
@@ -376,11 +375,12 @@ class Stopped:
 
 
 def stop(kernel: NotebookKernel, code: str, begun: Path, after_s: float = 2.0, silent_s: float = 0.0) -> Stopped:
-    """Run a cell that floods, press stop once after so long, and measure until the prompt is back.
+    """Run a flooding cell, press stop once, and measure the time until the prompt is back.
 
     Args:
-        begun: the file that the cell makes first.
-        silent_s: the front end reads nothing for so long before the press.
+        begun: File that the cell creates first.
+        after_s: Time before the press.
+        silent_s: The front end reads no messages for this time before the press.
     """
     begun.unlink(missing_ok=True)
     press_at, pressed_s = float("inf"), 0.0

@@ -1,4 +1,4 @@
-"""A real notebook kernel, driven as a front end drives it."""
+"""A real notebook kernel, controlled like a front end does it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _client_of(connection_file: str) -> BlockingKernelClient:
 
 @dataclass
 class Reply:
-    """What a cell showed and how it ended."""
+    """Output and status of a cell."""
 
     status: str = ""
     ename: str = ""
@@ -38,14 +38,15 @@ class Reply:
     traceback: str = ""
     displays: list[dict[str, Any]] = field(default_factory=list)
     duration_s: float = 0.0
-    shown: list[tuple[str, Any]] = field(default_factory=list)  # what a front end shows now: (name, content), in order
-    updates: dict[str, dict[str, Any]] = field(default_factory=dict)  # data of displays, by id
-    messages: int = 0  # on iopub
-    nbytes: int = 0  # of the texts in them
-    _clears: bool = False  # before the next output
+    # outputs that a front end shows now: (name, content), in order
+    shown: list[tuple[str, Any]] = field(default_factory=list)
+    updates: dict[str, dict[str, Any]] = field(default_factory=dict)  # data of display updates, by id
+    messages: int = 0  # number on iopub
+    nbytes: int = 0  # bytes of their texts
+    _clears: bool = False  # clear the output before the next one
 
     def read(self, message: dict[str, Any]) -> None:
-        """Take a message of iopub as a front end does."""
+        """Handle a message of iopub like a front end."""
         kind, content = message["msg_type"], message["content"]
         if self._clears and kind in ("stream", "error", "display_data", "execute_result"):
             self._clears = False
@@ -79,17 +80,19 @@ class Reply:
             elif (
                 set(shown["data"]) == {"text/plain"} and shown.get("transient", {}).get("display_id", "")[:4] == "ddp-"
             ):
-                texts["stdout"] += shown["data"]["text/plain"] + "\n"  # lines that may change
+                texts["stdout"] += shown["data"]["text/plain"] + "\n"  # lines that can be updated
             else:
                 self.displays.append(shown["data"])
         self.stdout, self.stderr = texts["stdout"], texts["stderr"]
 
 
 class NotebookKernel:
-    """An ipykernel process of its own, or one that a server has started (`connection_file` and `pid`).
+    """An ipykernel process started here, or one that a server has started (`connection_file` and `pid`).
 
-    `pythonpath` puts other packages first, such as an older ipykernel; `python` is the interpreter of another
-    environment, in the folder `cwd`.
+    Args:
+        pythonpath: Packages that precede the installed ones, such as an older ipykernel.
+        python: Interpreter of another environment.
+        cwd: Working directory of the kernel.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class NotebookKernel:
     ) -> None:
         self._python = python
         self._cwd = cwd
-        self._replies: dict[str, Reply] = {}  # of cells, by their message ids
+        self._replies: dict[str, Reply] = {}  # replies of cells by message id
         self.manager: KernelManager | None = None
         self.pid = pid
 
@@ -114,8 +117,8 @@ class NotebookKernel:
         try:
             self._connect()
         except RuntimeError:
-            # Its ports were chosen before they were bound, and one was taken meanwhile; or it imported something for
-            # more than a second, and jupyter_client takes it for dead.
+            # Its ports were chosen before they were bound, and another process took one. Or the kernel imported for
+            # more than a second, and jupyter_client considered it dead.
             self.close()
             self.client = make()
             self._connect()
@@ -136,18 +139,18 @@ class NotebookKernel:
         return self.manager.client()
 
     def start(self, code: str) -> str:
-        """Send a cell and do not wait for it. Returns its message id."""
+        """Send a cell without waiting for it. Return its message id."""
         return self.client.execute(code)
 
     def wait_for_text(self, text: str, timeout_s: float = 30.0) -> str:
-        """Read the cell's output until `text` was shown. Returns what was shown so far."""
+        """Read the output of the cell until it contains `text`. Return the output so far."""
         reply, until = Reply(), time.monotonic() + timeout_s
         while text not in reply.stdout + reply.stderr:
             reply.read(self.client.get_iopub_msg(timeout=max(0.1, until - time.monotonic())))
         return reply.stdout + reply.stderr
 
     def finish(self, message_id: str, timeout_s: float = 60.0) -> Reply:
-        """Wait until a cell has ended, and read all that it showed."""
+        """Wait until a cell has ended, and return all its output."""
         reply = self._replies.setdefault(message_id, Reply())
         started, until = time.monotonic(), time.monotonic() + timeout_s
         while True:
@@ -174,7 +177,7 @@ class NotebookKernel:
         self._replies.setdefault(message["parent_header"].get("msg_id", ""), Reply()).read(message)
 
     def wait_under(self, message_id: str, is_there: Callable[[Reply], bool], timeout_s: float = 30.0) -> Reply:
-        """Read what comes under a cell that has ended, until that is there. Returns all that it has shown."""
+        """Read output that appears below a finished cell until a condition is met. Return all output of the cell."""
         reply, until = self._replies[message_id], time.monotonic() + timeout_s
         while not is_there(reply):
             try:
@@ -184,18 +187,21 @@ class NotebookKernel:
         return reply
 
     def run(self, code: str, timeout_s: float = 60.0) -> Reply:
-        """Run a cell to its end. An older ipykernel takes one that follows a failed one at once for one that was queued
-        behind it, and does not run it: then it is sent again, as by a user, who is slower."""
+        """Run a cell to its end.
+
+        An older ipykernel aborts a cell that arrives immediately after a failed one, as if it had been queued. Then the
+        cell is sent again.
+        """
         reply = self.finish(self.start(code), timeout_s)
         return self.finish(self.start(code), timeout_s) if reply.status == "aborted" else reply
 
     def interrupt(self) -> None:
-        """The stop button."""
+        """Interrupt the kernel, like the stop button."""
         assert self.manager is not None
         self.manager.interrupt_kernel()
 
     def signal_below(self, number: int) -> list[psutil.Process]:
-        """Send a signal to every process below the kernel. Returns those that have got it."""
+        """Send a signal to every process below the kernel. Return the processes that have received it."""
         got = []
         for process in psutil.Process(self.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -204,16 +210,19 @@ class NotebookKernel:
         return got
 
     def interrupt_in_vscode(self) -> list[psutil.Process]:
-        """The stop button of VS Code: SIGINT to every process below the kernel, then to the kernel. Returns the former.
+        """Interrupt like the stop button of VS Code: SIGINT to every process below the kernel, then to the kernel.
 
-        Source: `KernelProcess.interrupt` of vscode-jupyter, since https://github.com/microsoft/vscode-jupyter/pull/16319
+        Returns the processes below the kernel.
+
+        Source: `KernelProcess.interrupt` of vscode-jupyter, since
+        https://github.com/microsoft/vscode-jupyter/pull/16319
         """
         got = self.signal_below(signal.SIGINT)
         os.kill(self.pid, signal.SIGINT)
         return got
 
     def close(self) -> None:
-        """Shut down as a front end does. Doing it twice is no error."""
+        """Shut down like a front end. Idempotent."""
         self.client.stop_channels()
         if self.manager is not None and self.manager.has_kernel:
             self.manager.shutdown_kernel()

@@ -1,4 +1,4 @@
-"""Programs that reset state of the interpreter, and what they are followed by: a stop, and a next cell."""
+"""Programs that reset state of the interpreter. A stop and another cell follow them."""
 
 # ruff: noqa: E501  # programs as one line are easier to compare
 
@@ -84,9 +84,9 @@ SIGNALS = {
     "ignored children": "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
     "an end at SIGPIPE": "import signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL)",
     "stacks at SIGUSR1": "import faulthandler, os, signal; faulthandler.register(signal.SIGUSR1, open(os.devnull, 'w'), chain=True)",
-    # Seldom: CPython reads the frames of running threads without a lock, and may crash at each dump.
+    # Rarely: CPython reads the frames of running threads without a lock, and can crash at each dump.
     "stacks again and again": "import faulthandler, os; faulthandler.dump_traceback_later(0.3, repeat=True, file=open(os.devnull, 'w'))",
-    # last: in a session that programs share, SIGALRM comes from here on
+    # last, because in a shared session SIGALRM arrives from here on
     "an alarm": (
         "import signal\nsignal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)"
     ),
@@ -107,7 +107,7 @@ CLOCKS = {
         "import time\ndef fail(*_): raise ZeroDivisionError\n" + "".join(f"time.{name} = fail\n" for name in _CLOCKS)
     ),
     "a sleep that returns": "import time; time.sleep = lambda _: None",
-    "a frozen clock in each module": (  # as freezegun does it
+    "a frozen clock in each module": (  # like freezegun
         "import sys, time\nfrozen = {id(getattr(time, n)): lambda: 7 for n in ("
         + ", ".join(map(repr, _CLOCKS))
         + ")}\n"
@@ -333,7 +333,7 @@ LOOPS = {
     "a stopped event loop": "import asyncio; asyncio.get_running_loop().stop()",
     "a closed event loop": "import asyncio\ntry: asyncio.get_running_loop().close()\nexcept RuntimeError: pass",
     "cancelled tasks": ("import asyncio\nfor task in asyncio.all_tasks(): task.cancel()"),
-    "a loop inside the loop": (  # as nest_asyncio does it
+    "a loop inside the loop": (  # like nest_asyncio
         "import asyncio\nloop = asyncio.get_running_loop(); asyncio._set_running_loop(None)\n"
         "inner = asyncio.new_event_loop(); inner.run_until_complete(asyncio.sleep(0)); inner.close()\n"
         "asyncio._set_running_loop(loop)"
@@ -384,7 +384,7 @@ KINDS = {
     "torch": TORCH,
 }
 PROGRAMS = {f"{kind}: {name}": code for kind, programs in KINDS.items() for name, code in programs.items()}
-# These cells fail by themselves, before they are stopped: IPython cannot run the next statement.
+# These cells fail before they are stopped, because IPython cannot run the next statement.
 FAIL = {
     "interpreter: no id and type",
     "interpreter: deleted builtins",
@@ -400,9 +400,9 @@ FAIL_WHILE = {
     ("torch: torch functions", "an operation"),
     ("interpreter: another __builtins__", "a long call"),
 }
-# torch itself makes no group without what these have replaced.
+# torch cannot create a group without the functions that these programs have replaced.
 FORM_NO_GROUP = {"torch: torch functions"}
-# The text of these programs goes where they want it, also in the next cell.
+# The text of these programs is redirected, also in the next cell.
 SILENT = {"streams: stdout in a file", "streams: streams in memory", "streams: a redirection that is left"}
 
 _SET_UP = """
@@ -425,10 +425,10 @@ x_ = torch.ones(1, device='cpu', dtype=torch.float32); dist.all_reduce(x_); prin
 
 
 def reset_stop_and_go_on(session: Any, program: str, wait: str, directory: Path, *, forms_anew: bool = False) -> None:
-    """Run the program, press stop while its cell waits, and check that the next cell finds everything.
+    """Run the program, press stop while its cell waits, and check that the next cell works normally.
 
     Args:
-        forms_anew: check that the group can be formed anew, too.
+        forms_anew: Also check that the group can be formed again.
     """
     session.run(_SET_UP)
     code = f"{PROGRAMS[program]}\nbegun({str(directory / 'begun-')!r})\n{WAITS[wait]}"

@@ -1,10 +1,10 @@
-"""A training whose losses do not depend on how many ranks share its batches, and what resizes it."""
+"""A training run whose losses do not depend on the number of ranks that share its batches, for tests of resizing."""
 
 from __future__ import annotations
 
 import ast
 
-# The mean over ranks of their means is that of the whole batch where all have as many samples: 60 divides by 1 to 6.
+# With equal shares, the mean of the means of all ranks is the mean of the whole batch: 60 is divisible by 1 to 6.
 TRAINING = """
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 torch.manual_seed(0)
@@ -38,7 +38,7 @@ def train(count):
 
 
 def losses(session, count: int) -> list[float]:
-    """The losses of so many further steps, which are the same on all ranks."""
+    """Return the losses of further steps, which are equal on all ranks."""
     result = session.run(f"train({count})", quiet=True, timeout_s=60)
     every = [ast.literal_eval(str(result[rank].result)) for rank in range(session.world_size)]
     assert all(one == every[0] for one in every), every

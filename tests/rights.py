@@ -1,11 +1,11 @@
-"""What this machine lets its tests do: root in a container may lack the right to what root may elsewhere."""
+"""Permissions of the tests on this machine: root in a container may lack some of root's usual permissions."""
 
 from __future__ import annotations
 
 import functools
 import subprocess
 
-# Each tried in a namespace of its own, of which nothing stays.
+# Each is tried in a separate namespace, which is discarded.
 MOUNT = ("unshare", "-m", "sh", "-c", "mount -t tmpfs none /mnt")
 TIME = ("unshare", "--time", "true")
 FIREWALL = ("unshare", "-n", "iptables", "-L")
@@ -19,7 +19,7 @@ NETWORK = ("unshare", "-n", "-m", "sh", "-c", _NETWORK)
 
 @functools.cache
 def may(*command: str) -> bool:
-    """Whether this succeeds, one of the commands above."""
+    """Return whether one of the commands above succeeds."""
     try:
         return subprocess.run(command, capture_output=True, timeout=20).returncode == 0
     except (OSError, subprocess.TimeoutExpired):

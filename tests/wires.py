@@ -1,4 +1,4 @@
-"""The wire for tests: a real notebook's end and real ranks' ends in this process, and a proxy to put between them."""
+"""The wire for tests: a real endpoint of a notebook and of ranks in this process, and a proxy between them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _ALL = math.inf
 
 
 def numbered(count: int, text: str = "") -> list[Pull]:
-    """Messages that differ."""
+    """Return messages that differ."""
     return [Pull(request=number, name=text) for number in range(count)]
 
 
 class Inbox(list[tuple[str, int, Message]]):
-    """What an end received, as `(peer, epoch, message)` in the order of arrival."""
+    """Received messages of an endpoint, as `(peer, epoch, message)` in the order of arrival."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Inbox(list[tuple[str, int, Message]]):
         return [message for _, _, message in list(self)]
 
     def wait_for(self, count: int, timeout_s: float = 5.0) -> list[Message]:
-        """The messages once there are so many."""
+        """Return the messages when there are at least `count`."""
         with self._came:
             self._came.wait_for(lambda: len(self) >= count, timeout_s)
             assert len(self) >= count, f"not within {timeout_s:g} s: {count} messages, {len(self)} came"
@@ -49,7 +49,7 @@ class Inbox(list[tuple[str, int, Message]]):
 
 
 class Rank:
-    """A rank's end."""
+    """Endpoint of a rank."""
 
     def __init__(self, address: Address) -> None:
         self.inbox = Inbox()
@@ -60,7 +60,7 @@ class Rank:
 
 
 class Wire:
-    """A notebook's end; `join` adds a rank."""
+    """Endpoint of a notebook; `join` adds a rank."""
 
     def __init__(self) -> None:
         self.inbox = Inbox()
@@ -89,7 +89,7 @@ class Wire:
         self.bulk.close()
         self.endpoint.close()
         for end in (self.endpoint, *(rank.endpoint for rank in self._ranks)):
-            end.context.destroy(linger=0)  # a thread that has failed left its sockets open
+            end.context.destroy(linger=0)  # a failed thread may have left its sockets open
 
 
 @contextlib.contextmanager
@@ -102,10 +102,10 @@ def wire() -> Iterator[Wire]:
 
 
 class Proxy:
-    """A TCP proxy that can swallow what it should pass on, and cut what it carries.
+    """A TCP proxy that can drop data and cut connections.
 
     Args:
-        url: where it passes connections on to.
+        url: Address to which connections are forwarded.
     """
 
     def __init__(self, url: str) -> None:
@@ -114,8 +114,8 @@ class Proxy:
         self._listener = socket.create_server((LOOPBACK, 0))
         self.url = "tcp://{}:{}".format(*self._listener.getsockname())
         self._lock = threading.Lock()
-        self._near: list[socket.socket] = []  # ends towards the ranks
-        self._far: list[socket.socket] = []  # ends towards the notebook
+        self._near: list[socket.socket] = []  # sockets to the ranks
+        self._far: list[socket.socket] = []  # sockets to the notebook
         self._refuses = self._keeps_far = False
         self._most = {"out": _ALL, "in": _ALL}
         self.passed = {"out": 0, "in": 0}  # bytes; "out" is from the rank to the notebook
@@ -125,11 +125,11 @@ class Proxy:
         self._run(self._accept)
 
     def swallow(self) -> None:
-        """Connections stay, and nothing comes through."""
+        """Keep connections open, but drop all data."""
         self._most = {"out": 0.0, "in": 0.0}
 
     def swallow_after(self, way: str, nbytes: int) -> None:
-        """Connections stay; nothing more comes through on this way once so many bytes have."""
+        """Keep connections open, but drop all data in one direction after `nbytes` bytes."""
         self._most[way] = nbytes
 
     def cut(self) -> None:
@@ -139,12 +139,12 @@ class Proxy:
         self._hang_up(self._far)
 
     def cut_near(self) -> None:
-        """End the ranks' halves; the notebook's halves stay open, so that it notices nothing."""
+        """Close the sockets to the ranks only, so that the notebook does not notice it."""
         self._keeps_far = True
         self._hang_up(self._near)
 
     def mend(self) -> None:
-        """Accept new connections and pass on what they carry."""
+        """Accept new connections and forward their data."""
         self._refuses = False
         self._most = {"out": _ALL, "in": _ALL}
 
@@ -166,7 +166,7 @@ class Proxy:
         with self._lock:
             for one in sockets:
                 with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it
+                    one.shutdown(socket.SHUT_RDWR)  # wakes the reading thread
                 one.close()
             sockets.clear()
 

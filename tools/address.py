@@ -1,9 +1,9 @@
-"""Write where this repository lies (`[tool.ddp_notebook]` in pyproject.toml) into the notebooks that name it: into the
-badges that open one on Colab or Kaggle, and into the cell that installs the package there.
+"""Write the address of this repository (`[tool.ddp_notebook]` in pyproject.toml) into the notebooks that contain it.
+
+It appears in the badges that open a notebook on Colab or Kaggle, and in the cell that installs the package there. These
+cells have the tags "badges" and "install".
 
     python tools/address.py
-
-The cells are those with the tags "badges" and "install".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BADGES = """\
 [![Open in Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)]\
 (https://kaggle.com/kernels/welcome?src=https://github.com/{place})"""
 
-# torch is named in the version that is there, so that pip says what does not fit instead of replacing it.
+# The installed version of torch is required, so that pip reports a conflict instead of replacing torch.
 _INSTALL = """\
 # Does nothing where ddp_notebook is installed.
 import importlib.util
@@ -37,10 +37,10 @@ if importlib.util.find_spec("ddp_notebook") is None:
 
 
 def texts(notebook: str) -> dict[str, str]:
-    """The source of each cell that names the repository, by its tag.
+    """Return the source of each cell that contains the address, by its tag.
 
     Args:
-        notebook: the name of the file.
+        notebook: Name of the file.
 
     Example:
         >>> "/blob/main/notebooks/01.ipynb" in texts("01.ipynb")["badges"]
@@ -53,13 +53,13 @@ def texts(notebook: str) -> dict[str, str]:
 
 
 def wrong(path: Path) -> list[NotebookNode]:
-    """The cells of a notebook that name another address; a cell of a tag that the notebook lacks is an error."""
+    """Return the cells of a notebook with a wrong address. A notebook without one of the tags is an error."""
     notebook = nbformat.read(path, as_version=4)
     return [cell for cell, text in _tagged(notebook, path.name) if cell.source != text]
 
 
 def write(path: Path) -> bool:
-    """Write the address into a notebook. Returns whether it was another one."""
+    """Write the address into a notebook. Return whether the notebook has changed."""
     notebook = nbformat.read(path, as_version=4)
     before = nbformat.writes(notebook)
     for cell, text in _tagged(notebook, path.name):

@@ -1,8 +1,8 @@
 """Run a notebook from the terminal, as `make demo` does.
 
-Every code cell is announced and its output shown as it comes; at the end stand the texts of the cells tagged
-"summary". The executed notebook is left next to the original, also when a cell failed. If no cell fails, and ranks have
-recorded something, a page with the monitor of the run is left there too.
+Prints the title of each code cell and its output as it arrives, and at the end the text of the cells tagged "summary".
+The executed notebook is saved next to the original, even if a cell has failed. If no cell fails and the ranks have
+recorded something, a page with the monitor of the run is saved there too.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ NO_TEXT_OF_INTEREST = ("<Figure ", "<IPython.core.display.")
 
 
 class TerminalClient(NotebookClient):
-    """A notebook client that shows in the terminal what a reader would see in the notebook."""
+    """A notebook client that prints to the terminal what a reader would see in the notebook."""
 
     def __init__(self, notebook: NotebookNode, out: TextIO, **options: Any) -> None:
         super().__init__(notebook, **options)
         self._out = out
-        self._shown: dict[str, str] = {}  # text on the screen of each display that may be updated
+        self._shown: dict[str, str] = {}  # printed text of each display that may be updated
         self._at_line_start = True
-        self._unwritten = ""  # the beginning of a line, where the output is a file
+        self._unwritten = ""  # start of a line, if the output is a file
         self._code_cells = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
         self._started_at = 0.0
         self.on_cell_execute = self._announce
@@ -62,7 +62,7 @@ class TerminalClient(NotebookClient):
         return output
 
     def _announce(self, *, cell: NotebookNode, cell_index: int) -> None:
-        if cell_index not in self._code_cells:  # ours, see `run`
+        if cell_index not in self._code_cells:  # our own cell, see `run`
             return
         number = self._code_cells.index(cell_index) + 1
         lines = [line for line in cell.source.splitlines() if line.strip()]
@@ -95,7 +95,7 @@ class TerminalClient(NotebookClient):
 
     def _write(self, text: str) -> None:
         text = _without_colour_in_files(text, self._out)
-        if not self._out.isatty():  # a file keeps what a carriage return overwrites: write only its last state
+        if not self._out.isatty():  # a file keeps text before a carriage return: write only the last state of a line
             *lines, self._unwritten = (self._unwritten + text).split("\n")
             self._out.writelines("    " + line.rstrip("\r").rpartition("\r")[2] + "\n" for line in lines)
             self._at_line_start = not self._unwritten
@@ -107,7 +107,7 @@ class TerminalClient(NotebookClient):
         self._out.flush()
 
     def end_line(self) -> None:
-        """End a line that a cell has begun."""
+        """End an unfinished line of a cell."""
         if not self._at_line_start:
             self._write("\n")
 
@@ -121,7 +121,7 @@ def _is_widget(data: dict[str, Any]) -> bool:
 
 
 def _new_text(old: str, new: str) -> str:
-    """What an update adds to a display: its tail if it only grew, else the lines that were not there."""
+    """Return the text that an update adds: the end of the new text, or the lines that are not in the old one."""
     if new.startswith(old):
         return new[len(old) :]
     before = set(old.splitlines())
@@ -129,9 +129,10 @@ def _new_text(old: str, new: str) -> str:
 
 
 def run(notebook_path: Path, executed_path: Path, cell_timeout_s: float, out: TextIO) -> int:
-    """Execute the notebook and write the executed one; returns the exit code of the command."""
+    """Execute the notebook and save it. Return the exit code of the command."""
     with tempfile.TemporaryDirectory() as sockets:
-        # A kernel binds TCP ports a while after they were chosen: on a busy machine another process may have them then.
+        # A kernel binds TCP ports a while after they were chosen. On a busy machine another process may have taken
+        # them.
         config = Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"})
         return _run(notebook_path, executed_path, cell_timeout_s, out, config)
 
@@ -150,11 +151,12 @@ def _run(notebook_path: Path, executed_path: Path, cell_timeout_s: float, out: T
     )
     page = executed_path.with_suffix(".html")
     page.unlink(missing_ok=True)
-    notebook.cells.append(new_code_cell(SAVE_PAGE.format(path=str(page))))  # runs while the kernel has the recording
+    # runs while the kernel still has the recording
+    notebook.cells.append(new_code_cell(SAVE_PAGE.format(path=str(page))))
     started_at = time.monotonic()
     failure = None
     try:
-        can_encrypt = hasattr(AsyncKernelManager, "transport_encryption")  # older versions of jupyter_client cannot
+        can_encrypt = hasattr(AsyncKernelManager, "transport_encryption")  # not in older versions of jupyter_client
         client.execute(**({"transport_encryption": "auto"} if can_encrypt else {}))
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         failure = error

@@ -21,7 +21,7 @@ import ddp_notebook
 
 _RANKS = 2
 _WIDTH = 900  # CSS pixels
-_COLOURS = 128  # of the picture, which reduces its size to a third
+_COLOURS = 128  # colours of the picture; reduces its size to a third
 _FRAME_S = 0.5
 _FRAMES = 20
 _FRAME_WIDTH = 800  # pixels

@@ -1,7 +1,7 @@
-"""Run notebooks and keep in them, of all that they show, the pictures of the cells tagged "picture".
+"""Run notebooks, and keep only the output pictures of cells tagged "picture".
 
-A notebook is committed without outputs, so that its changes can be read. The pictures stay, for readers who do not run
-it: as PNG with the text that stands for it, in few colours and therefore small.
+A notebook is committed without other outputs, to keep its changes readable. The pictures stay for readers who do not
+run it: as PNG with few colours, and with their alternative text.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from nbformat import NotebookNode
 from PIL import Image
 
 TAG = "picture"
-MOST_BYTES = 40_000  # of one PNG
-_TRIED = ((128, 1.0), (48, 1.0), (64, 0.7), (32, 0.5))  # colours and scale, one after the other
+MOST_BYTES = 40_000  # limit for one PNG
+_TRIED = ((128, 1.0), (48, 1.0), (64, 0.7), (32, 0.5))  # (colours, scale), tried in this order
 
 
 def store(path: Path, cell_timeout_s: float = 300) -> int:
-    """Run a notebook, and write it with nothing but its pictures; returns how many.
+    """Run a notebook, and save it with only its pictures. Return their number.
 
     Raises:
-        CellExecutionError: a cell has failed; the notebook stays as it was.
-        ValueError: a picture is larger than `MOST_BYTES`, or a cell with the tag has shown none.
+        CellExecutionError: A cell has failed; the notebook is not changed.
+        ValueError: A picture is larger than `MOST_BYTES`, or a tagged cell has shown no picture.
     """
     notebook = nbformat.read(path, as_version=4)
     kept = []
@@ -65,7 +65,7 @@ def _pictures(cell: NotebookNode) -> list[NotebookNode]:
 
 
 def _small(png: bytes) -> str:
-    """The same picture in as many colours and points as fit."""
+    """Reduce colours and resolution of a picture until it fits."""
     original = Image.open(io.BytesIO(png)).convert("RGBA")
     for colours, scale in _TRIED:
         data = io.BytesIO()

@@ -1,7 +1,8 @@
-"""Gather the wheels with which a machine without a network installs ddp_notebook: all but torch, which differs from
-machine to machine and is often there. `make wheelhouse DIR=wheels PYTHON_VERSION=3.12` runs it.
+"""Gather the wheels to install ddp_notebook on a machine without a network.
 
-They are for Linux machines like this one, with that version of Python. There:
+torch is left out: its build depends on the machine, and it is often installed already.
+`make wheelhouse DIR=wheels PYTHON_VERSION=3.12` runs this script. The wheels are for Linux machines with the architecture
+of this one and the given version of Python. Install them with:
 
     pip install --no-index --find-links wheels 'ddp_notebook[lab,notebooks]'
 """
@@ -27,11 +28,11 @@ _NOT_GATHERED = ("torch",)
 
 
 def requirements(wheel: Path, python_version: str) -> list[str]:
-    """What a wheel and its `EXTRAS` ask for, without torch.
+    """Return the requirements of a wheel and its `EXTRAS`, without torch.
 
     Args:
-        wheel: the file.
-        python_version: such as `"3.12"`.
+        wheel: Path of the wheel.
+        python_version: Such as `"3.12"`.
     """
     with zipfile.ZipFile(wheel) as archive:
         [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
@@ -47,14 +48,14 @@ def requirements(wheel: Path, python_version: str) -> list[str]:
 
 
 def gather(folder: Path, python_version: str) -> list[Path]:
-    """Build our wheel into a folder, and download those that it needs. Returns all of them.
+    """Build the wheel of this package, and download its requirements. Return all wheels.
 
     Args:
-        folder: made if it is not there. Wheels that are there already are not downloaded again.
-        python_version: of the machine that will install them, such as `"3.12"`.
+        folder: Output folder; created if necessary. Existing wheels are not downloaded again.
+        python_version: Python version of the target machine, such as `"3.12"`.
 
     Raises:
-        subprocess.CalledProcessError: the build, or pip, has failed, and said why.
+        subprocess.CalledProcessError: The build or pip has failed, and has printed the reason.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as build:
@@ -71,7 +72,7 @@ def gather(folder: Path, python_version: str) -> list[Path]:
 
 
 def _run(*module: str) -> str:
-    """Run a Python module in the repository. What it says is shown where it fails."""
+    """Run a Python module in the repository. Its output is shown only if it fails."""
     done = subprocess.run([sys.executable, "-m", *module], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         print(done.stdout + done.stderr, file=sys.stderr)

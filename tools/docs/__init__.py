@@ -1,10 +1,11 @@
-"""The documentation site: what `make docs` makes.
+"""The documentation site, as `make docs` builds it.
 
-    __main__    the command, and Sphinx
-    notebooks   the notebooks, executed
-    replays     what the ranks did, to be played with: the recording of a training, the lessons
-    sources     what Sphinx reads: the repository's texts, the pages of docs/, the executed notebooks
-    fresh       whether something has to be made again
+    __main__    the command, and the call of Sphinx
+    notebooks   executes the notebooks
+    replays     interactive pages: the recording of a training run, the lessons
+    reference   the reference pages of magics and options
+    sources     input of Sphinx: the texts of the repository, the pages of docs/, the executed notebooks
+    fresh       detects outputs that are out of date
 
-What takes long is kept in build/docs/ and made again when the code or the notebook has changed.
+Slow outputs are kept in build/docs/ and made again after a change of the code or the notebook.
 """

@@ -1,9 +1,9 @@
-"""Make the documentation site.
+"""Build the documentation site.
 
-    python -m tools.docs                 into site/, which any browser opens from its folder
-    python -m tools.docs --keep-old      with the notebooks as they were executed last
+    python -m tools.docs                 into site/, which a browser can open as files
+    python -m tools.docs --keep-old      with the last executed notebooks
 
-`make docs` installs what it needs before.
+`make docs` installs the requirements before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from tools.docs import fresh, notebooks, replays, sources
 
 _BUILD = fresh.ROOT / "build" / "docs"
-_OF_SPHINX = "objects.inv"  # every site has it
+_OF_SPHINX = "objects.inv"  # every Sphinx site has this file
 
 
 def main() -> int:
@@ -37,13 +37,13 @@ def main() -> int:
     sources.lay_out(made, source)
     from sphinx.cmd.build import build_main
 
-    # Warnings are errors: a link that leads nowhere, or a docstring that cannot be read.
+    # Warnings are errors, such as a broken link or an invalid docstring.
     status = build_main(
         ["-q", "-W", "--keep-going", "-b", "html", "-d", str(_BUILD / "doctrees"), str(source), str(site)]
     )
     if status != 0:
         return status
-    copied = options.output.with_name(options.output.name + ".new")  # a copy that is cut short is no site
+    copied = options.output.with_name(options.output.name + ".new")  # an incomplete copy must not look like a site
     shutil.rmtree(copied, ignore_errors=True)
     shutil.copytree(site, copied, ignore=shutil.ignore_patterns(".buildinfo*", "_sources"))
     shutil.rmtree(options.output, ignore_errors=True)

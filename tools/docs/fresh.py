@@ -1,4 +1,4 @@
-"""Whether something has to be made again: a key names all that it is made of."""
+"""Detect outputs that are out of date: a key is a hash of all their sources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def key_of(*parts: str | bytes) -> str:
-    """A key of these texts and of the code of the package.
+    """Return a key of these texts and of the code of the package.
 
     Example:
         >>> key_of("a notebook") == key_of("a notebook"), key_of("a notebook") == key_of("another one")
@@ -26,14 +26,14 @@ def key_of(*parts: str | bytes) -> str:
 
 
 def is_made(made: Iterable[Path], key: str) -> bool:
-    """Whether these files are there and were made of what the key names."""
+    """Return whether these files exist and were made from the sources of this key."""
     files = list(made)
     stamp = _stamp(files[0])
     return all(one.is_file() for one in files) and stamp.is_file() and stamp.read_text() == key
 
 
 def set_made(first: Path, key: str) -> None:
-    """Note what a file, and those made with it, were made of."""
+    """Store the key of a file and of the files that were made with it."""
     _stamp(first).write_text(key)
 
 
@@ -43,7 +43,7 @@ def _stamp(path: Path) -> Path:
 
 @functools.cache
 def _code() -> str:
-    """The package's code without comments and docstrings: whoever writes these waits for no notebook."""
+    """Return a hash of the package's code without comments and docstrings, whose changes need no new notebooks."""
     digest = hashlib.sha256()
     for path in sorted((ROOT / "ddp_notebook").rglob("*.py")):
         tree = ast.parse(path.read_bytes())

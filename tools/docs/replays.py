@@ -1,7 +1,7 @@
-"""What visitors play with: lessons as four ranks have answered them, and a training of 64 simulated ranks.
+"""Data of the interactive pages: recorded lessons on four ranks, and a training run of 64 simulated ranks.
 
-A lesson draws its `state()` and asks by `act(wish)`. Here the wishes that its view can make are made once, on real
-ranks, and the states are kept; in the browser docs/replay.js answers with them.
+A lesson draws its `state()` and sends requests to `act(wish)`. Here, all requests that its view can send are run once
+on real ranks, and the states are saved. In the browser, docs/replay.js answers with these states.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tools.docs import fresh
 
 WORLD_SIZE = 4
 _DOCS = fresh.ROOT / "docs"
-SCRIPTS = ("replay.js", "lessons.js")  # of that folder: parts of the one that `script` makes
-_WRONG_ON_ALL = "all_reduce"  # in the others the last rank is wrong: a hang takes two seconds each time
+SCRIPTS = ("replay.js", "lessons.js")  # in that folder: parts of the script that `script` creates
+_WRONG_ON_ALL = "all_reduce"  # for other collectives only the last rank is wrong: each hang takes two seconds
 
 
 def record_all(folder: Path, *, keep_old: bool = False) -> None:
-    """Record the lessons into lessons.json, if the code has changed.
+    """Record the lessons into lessons.json, if it is out of date.
 
     Args:
-        folder: for that.
-        keep_old: take what was recorded earlier, even if the code has changed since.
+        folder: Output folder.
+        keep_old: Keep an existing recording even if it is out of date.
     """
     folder.mkdir(parents=True, exist_ok=True)
     key = fresh.key_of(Path(__file__).read_bytes())
@@ -59,7 +59,7 @@ def record_all(folder: Path, *, keep_old: bool = False) -> None:
 
 
 def _collectives(session: ddp_notebook.Session) -> dict[str, Any]:
-    """Each collective with each root and each way to reduce, run once; and what happens if one rank gets it wrong."""
+    """Record each collective with each root and each reduce operation, and the wrong calls of one rank."""
     states, happened = [], {}
     ranks = range(session.world_size)
     for op in theory.OPS:
@@ -81,7 +81,7 @@ def _collectives(session: ddp_notebook.Session) -> dict[str, Any]:
 
 
 def _algorithms(session: ddp_notebook.Session) -> dict[str, Any]:
-    """Each algorithm with all its steps, compared with torch.distributed's own call."""
+    """Record each algorithm with all its steps, compared with the torch.distributed call."""
     states = {}
     for name in plans.ALGORITHMS:
         stepper = lessons.Stepper(name, session=session)
@@ -91,7 +91,7 @@ def _algorithms(session: ddp_notebook.Session) -> dict[str, Any]:
 
 
 def _scenes(session: ddp_notebook.Session) -> dict[str, Any]:
-    """Each scene of sends and receives, played once."""
+    """Record each scene of sends and receives."""
     scene = lessons.Scene(session=session)
     states = {}
     for name, _ in _state(scene)["stories"]:
@@ -101,7 +101,7 @@ def _scenes(session: ddp_notebook.Session) -> dict[str, Any]:
 
 
 def _products(session: ddp_notebook.Session) -> dict[str, Any]:
-    """The product of two matrices with each placement of both."""
+    """Record the product of two matrices with all placements of both."""
     lesson, states = lessons.product(session=session), {}
     first = f"{lesson.of_a} {lesson.of_b}"
     for of_a, of_b in product(PLACEMENTS, repeat=2):
@@ -111,7 +111,7 @@ def _products(session: ddp_notebook.Session) -> dict[str, Any]:
 
 
 def _meshes(session: ddp_notebook.Session) -> dict[str, Any]:
-    """Each training on each mesh, with one batch for the ranks of a row and, where that is wrong, with others."""
+    """Record each training on each mesh: with one batch per row, and with different batches if that is wrong."""
     lesson, states = lessons.mesh(session=session), {}
     first = f"{lesson.way} {lesson.rows} false"
     for way, rows, is_by_rank in product(WAYS, lesson.state()["heights"], (False, True)):
@@ -122,7 +122,7 @@ def _meshes(session: ddp_notebook.Session) -> dict[str, Any]:
 
 
 def _with_each_guess(lesson: lessons.Product | lessons.MeshTraining, choices: Sequence[str]) -> dict[str, Any]:
-    """A lesson before and after it has run without a guess, and what each guess would have changed."""
+    """Record a lesson before and after a run without a guess, and the differences for each guess."""
     before, guesses = _state(lesson), {}
     lesson.run()
     after = _state(lesson)
@@ -133,21 +133,23 @@ def _with_each_guess(lesson: lessons.Product | lessons.MeshTraining, choices: Se
 
 
 def write_pages(folder: Path) -> None:
-    """The monitor of the recorded training, and of a simulated one, as it is now: training.html and simulated.html."""
+    """Write the monitor of the recorded training run and of a simulated one: training.html and simulated.html."""
     ddp_notebook.load(folder / "training.npz").save_html(folder / "training.html")
     simulate(world_size=64, steps=40).save_html(folder / "simulated.html")
 
 
 def _state(lesson: Lesson) -> dict[str, Any]:
-    """What the browser gets of it."""
+    """Return the state that the browser gets from a lesson."""
     view = LessonView(lesson)
     view.close()
     return dict(view.state)
 
 
 def script(folder: Path) -> str:
-    """The script that shows the recorded lessons. A page that was opened from a folder may import no module, so the
-    modules travel in it as text."""
+    """Return the script that shows the recorded lessons.
+
+    A page that was opened from a folder cannot import modules, so the script contains them as text.
+    """
     replay, begin = ((_DOCS / name).read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {
         "LESSONS": json.dumps(BUNDLE.read_text(encoding="utf-8")),
