@@ -1,8 +1,8 @@
 """Gather the wheels to install ddp_notebook on a machine without a network.
 
 torch is left out: its build depends on the machine, and it is often installed already.
-`make wheelhouse DIR=wheels PYTHON_VERSION=3.12` runs this script. The wheels are for Linux machines with the architecture
-of this one and the given version of Python. Install them with:
+`make wheelhouse DIR=wheels PYTHON_VERSION=3.12` runs this script. The wheels are for Linux machines like this one and
+for the given version of Python. Install them with:
 
     pip install --no-index --find-links wheels 'ddp_notebook[lab,notebooks]'
 """

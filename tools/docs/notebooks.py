@@ -1,4 +1,4 @@
-"""The notebooks, executed for the site: on four ranks, from the first cell to the last."""
+"""The notebooks, executed for the site on four ranks, from the first to the last cell."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tools.docs import fresh
 WORLD_SIZE = 4
 FOLDER = fresh.ROOT / "notebooks"
 NOTEBOOKS = sorted(path for path in FOLDER.glob("[0-9][0-9]_*.ipynb") if not path.name.endswith(".executed.ipynb"))
-TRAINING = "03_watch_it_train"  # whose recording visitors play with
+TRAINING = "03_watch_it_train"  # notebook whose recording is on an interactive page
 _CELL_TIMEOUT_S = 300
 _WIDGET = "application/vnd.jupyter.widget-view+json"
-# A path on this machine says nothing to a reader, and changes from build to build.
+# Paths of this machine are useless for readers, and differ between builds.
 _PACKAGES = re.compile(r"(?:/[^\s'\"<>/]+)+/site-packages/")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _PYTHON = re.compile(re.escape(os.path.dirname(sys.executable) + os.sep))
 
-# In the third notebook, before it ends the ranks: its recording, and who was slow.
+# Runs in the third notebook before the ranks end: saves the recording, and the slow rank.
 _KEEP = """\
 import json
 from pathlib import Path
@@ -110,7 +110,7 @@ def _execute(path: Path, kept: list[Path]) -> NotebookNode:
 
 
 def _for_readers(notebook: NotebookNode) -> NotebookNode:
-    """As a page shows it: solutions folded, and nothing that only a kernel or this machine understands."""
+    """Prepare a notebook for a page: fold solutions, and remove data for a kernel or this machine only."""
     for cell in notebook.cells:
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
             cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]

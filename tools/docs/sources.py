@@ -28,18 +28,18 @@ TEXTS = (
 )
 _DOCS = fresh.ROOT / "docs"
 _PAGES = (".py", ".md", ".css", ".js", ".svg", ".png", ".gif")
-_BADGE = re.compile(r"\[!\[([^\]]*)\]\(https?://[^)]*\)\](\([^)]*\))")  # a picture that lies elsewhere
+_BADGE = re.compile(r"\[!\[([^\]]*)\]\(https?://[^)]*\)\](\([^)]*\))")  # an external image
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)")
-# Sphinx gives each heading its name as an id, and wants no level left out.
+# Sphinx derives the id of each heading from its text, and does not allow skipped levels.
 _GLOSSARY_HEADING = re.compile(r'^<a id="[^"]+"></a>\n\n### ', re.MULTILINE)
 
 
 def lay_out(made: Path, folder: Path) -> None:
-    """Bring everything into a folder. Files that have not changed keep their time, by which Sphinx knows them.
+    """Copy all sources into a folder. Unchanged files keep their time, so that Sphinx does not read them again.
 
     Args:
-        made: the folder of executed notebooks and recordings.
-        folder: the source folder of Sphinx.
+        made: Folder of executed notebooks and recordings.
+        folder: Input folder of Sphinx.
     """
     pages = {name: fresh.ROOT / name for name in site_paths()}
     wanted: dict[Path, str | Path] = {}
@@ -116,12 +116,12 @@ def _repository() -> str:
 
 
 def _toctree() -> str:
-    """What stands in the sidebar below the notebooks' table of contents."""
+    """Return the sidebar entries below the notebooks' table of contents."""
     return "\n".join(["", "```{toctree}", ":hidden:", "", *(path.stem for path in NOTEBOOKS), "glossary", "```", ""])
 
 
 def _with_facts(page: Path, facts: Path) -> str:
-    """A page with the figures of the recorded training in it: `@slow@` is the slow rank."""
+    """Insert the figures of the recorded training run into a page: `@slow@` is the slow rank."""
     found = page.read_text()
     for name, value in json.loads(facts.read_text()).items():
         found = found.replace(f"@{name}@", str(value))
