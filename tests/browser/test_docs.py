@@ -131,7 +131,6 @@ def test_every_public_name_is_in_the_reference(site):
 
 def test_each_text_of_the_repository_is_there(site):
     for source, page in (
-        ("README.md", "index.html"),
         ("ARCHITECTURE.md", "ARCHITECTURE.html"),
         ("CONTRIBUTING.md", "CONTRIBUTING.html"),
         ("CHANGELOG.md", "CHANGELOG.html"),
