@@ -1,1 +1,1 @@
-"""Ratios measured side by side in one run, and the results that are kept: `python -m tests.benchmarks --write`."""
+"""Benchmarks that measure ratios within one run, and their stored results: `python -m tests.benchmarks --write`."""

@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: `python -m tests.benchmarks [--write]`, from the root of the repository."""
+"""Run all benchmarks in sequence: `python -m tests.benchmarks [--write]`, from the root of the repository."""
 
 from __future__ import annotations
 

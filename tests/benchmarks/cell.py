@@ -1,16 +1,20 @@
 """Latency of `pass` on four ranks: `python -m tests.benchmarks.cell`, from the root of the repository.
 
-One real kernel, seen by a Jupyter client. At first only our ranks run, and three cells take turns:
+The cells run in one real kernel, and a Jupyter client measures them. At first only our ranks run, and three cells
+    alternate:
+
     local           `pass` in the notebook itself
     ours            `%%on_all_ranks`
     least           a magic that writes a byte to each of four processes, in which IPython runs `pass`, and reads their
-                    answers: what is left of a cell on ranks if everything of ours costs nothing
-Then the first two again, while one process for each core does nothing but use it.
-Then the ranks make widgets, and close them; with and without them take turns, block by block.
-Then a default `ipp.Cluster(4)` is started beside them, whose idle processes and client slow the kernel a little
-(measured: ours 1.73 of local instead of 1.65), and three cells take turns:
+                    answers: the minimum for a cell on ranks
+
+Then the first two run again while one busy process uses each core. Then the ranks create widgets and close them; blocks
+with and without widgets alternate. Then a default `ipp.Cluster(4)` is started. Its idle processes and client slow down
+    the
+kernel a little (measured: ours 1.73 of local instead of 1.65). Three cells alternate:
+
     ours            as before
-    px, default     `%%px` on that cluster, which is what the bar compares with
+    px, default     `%%px` on that cluster, the reference of the bar
     px, our ranks   `%%px` through `session.client`, for comparison
 """
 
@@ -32,7 +36,7 @@ from tests.kernels import NotebookKernel
 
 WORLD_SIZE = 4
 BAR_PX, BAR_LOCAL, BAR_BUSY, BAR_WIDGETS = 0.45, 1.3, 1.6, 1.2  # ratios
-WIDGETS = 500  # of a rank
+WIDGETS = 500  # per rank
 _OURS = {"ours": "%%on_all_ranks\npass"}
 _BESIDE_LOCAL = {"local": "pass", **_OURS, "least": LEAST}
 _BESIDE_PX = {**_OURS, "px, default": "%%px_default\npass", "px, our ranks": "%%px_ours\npass"}
@@ -54,7 +58,7 @@ _STOP_CLUSTER = "_client.close()\n_cluster.stop_cluster_sync()"
 
 
 def measure(blocks: int = 5, per_block: int = 40) -> list[Figure]:
-    """Run all cells in turn."""
+    """Run all cells in alternation."""
     with closing(NotebookKernel()) as kernel:
         front_end = FrontEnd(kernel)
         front_end.set_up("%load_ext ddp_notebook")
@@ -90,7 +94,7 @@ def measure(blocks: int = 5, per_block: int = 40) -> list[Figure]:
 
 @contextmanager
 def _busy_cores() -> Iterator[int]:
-    """A process for each core that does nothing but use it. Yields how many."""
+    """Start a busy process for each core. Yield their number."""
     cores = len(os.sched_getaffinity(0))
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
     try:
@@ -102,7 +106,7 @@ def _busy_cores() -> Iterator[int]:
 
 
 def _with_widgets_ms(front_end: FrontEnd, blocks: int, per_block: int) -> tuple[list[list[float]], list[list[float]]]:
-    """Blocks of `pass` without widgets, and blocks with them."""
+    """Run blocks of `pass` without and with widgets."""
     bare, full = [], []
     for _ in range(blocks):
         bare.append([front_end.run_s(_OURS["ours"]) * 1000 for _ in range(per_block)])

@@ -1,10 +1,15 @@
-"""What recording costs the thread that trains, code that finds no cache warm: `python -m tests.benchmarks.cold`.
+"""CPU time that recording costs the training thread with cold caches: `python -m tests.benchmarks.cold`.
 
-A step of DDP on one rank, whose buckets gloo reduces at once, with 12 MB of other memory written before each part: of a
-tiny MLP of six buckets, and of a transformer of two. Only processor time of the training thread is counted, so what
-else the machine does hardly matters, and what takes part in it can be told apart: kernels in Python that do nothing,
-which is what torch takes to call Python and to come back from it; those that note when each operation begins and ends;
-ours without recording; recording. Blocks of each come in another order each time.
+Measures a step of DDP on one rank, whose buckets gloo reduces at once. 12 MB of other memory are written before each
+    part,
+so that the code is in no cache. The models are a tiny MLP with six buckets and a transformer with two. Only the CPU
+    time of
+the training thread counts, so other load hardly matters. Blocks of the following kinds run in a random order:
+
+- kernels in Python that do nothing: the cost of calling Python from torch
+- kernels that note the start and the end of each operation
+- our kernels without recording
+- recording
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from tests.benchmarks.recording import LEAST, MODELS
 from tests.benchmarks.results import Figure, moment, table
 
 BAR = 1.03
-_STEPS = {"a tiny MLP of 6 buckets of 1 MB": 12, "a transformer of 1.1 M parameters": 3}  # of a block
+_STEPS = {"a tiny MLP of 6 buckets of 1 MB": 12, "a transformer of 1.1 M parameters": 3}  # steps of a block
 _WORDS = {
     "again": "not recorded once more",
     "nothing": "with kernels in Python that do nothing",
@@ -93,15 +98,15 @@ os._exit(0)
 
 
 def measure(blocks: int = 40) -> list[Figure]:
-    """Both models."""
+    """Measure both models."""
     return [figure for model, steps in _STEPS.items() for figure in _measure(model, blocks, steps)]
 
 
 def _measure(model: str, blocks: int, steps: int) -> list[Figure]:
-    """Run blocks of steps of each kind in turn, in one process."""
+    """Run blocks of steps of each kind in one process, in alternation."""
     settings = f"BLOCKS, STEPS, MODES = {blocks}, {steps}, {list(_WORDS)}\nMODEL = lambda: ({MODELS[model]})"
     code = f"{settings}\n__file__ = 'benchmark.py'\n{_CODE}"
-    code = f"exec(compile({code!r}, 'benchmark.py', 'exec'))"  # of a file that is a cell's
+    code = f"exec(compile({code!r}, 'benchmark.py', 'exec'))"  # as if from a file that belongs to a cell
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600, check=True)
     taken: dict[str, list[list[float]]] = json.loads(ran.stdout)

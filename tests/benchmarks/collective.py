@@ -1,9 +1,9 @@
-"""What watching and comparing costs a collective: `python -m tests.benchmarks.collective`, from the root.
+"""Cost of the recorder and the guard for a collective: `python -m tests.benchmarks.collective`, from the root.
 
-recorder   processor time of an `all_reduce` of four floats in a group of one rank, with the recorder and without:
-           blocks of calls take turns in one process
-guard      wall time of an `all_reduce` of four floats on 2, 4 and 8 ranks, with the guard and without: blocks of
-           calls take turns on the same ranks
+recorder   CPU time of an `all_reduce` of four floats in a group of one rank, with and without the recorder; blocks of
+           calls alternate in one process
+guard      wall time of an `all_reduce` of four floats on 2, 4 and 8 ranks, with and without the guard; blocks of calls
+           alternate on the same ranks
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ os._exit(0)
 
 
 def measure(blocks: int = 12) -> list[Figure]:
-    """Run both."""
+    """Run both benchmarks."""
     return [_measure_recorder(blocks), *(_measure_guard(world_size, blocks) for world_size in WORLD_SIZES)]
 
 
@@ -71,7 +71,7 @@ def _measure_recorder(blocks: int) -> Figure:
     env = {**os.environ, "PYTHONPATH": root}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300, check=True)
     recorded, bare = json.loads(ran.stdout)
-    # The least of the blocks: what else the machine does only adds.
+    # Use the minimum of the blocks, because other load only adds time.
     added = [max(0.0, one - min(bare)) for one in recorded]
     return Figure(
         what=f"the recorder, processor time that it adds to an `all_reduce` of {min(bare):.1f} us",

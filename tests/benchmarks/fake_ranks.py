@@ -1,9 +1,9 @@
-"""Ranks that are nothing but the real wire: `python -m tests.benchmarks.fake_ranks`, for `tests.benchmarks.many`.
+"""Simulated ranks with a real wire: `python -m tests.benchmarks.fake_ranks`, for `tests.benchmarks.many`.
 
-Each has its endpoint, keys and connections; one thread serves all of a process, since with a thread each they would
-take the cores of this machine from what is measured. The first line of stdin has their addresses. They say hello, and
-answer probes as if they waited in an all_reduce of all ranks, and probes of their clock. Each further line, such as
-`{"batches": 50, "period_s": 0.2}`, has all send so many batches of records.
+Each rank has its own endpoint, keys and connections. One thread serves all ranks of a process, because a thread each
+would compete with the measured process for cores. The first line of stdin contains the addresses. The ranks say hello,
+and answer probes as if they waited in an all_reduce of all ranks, and clock probes. Each further line, such as
+`{"batches": 50, "period_s": 0.2}`, makes all ranks send that many batches of records.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from ddp_notebook.wire.bulk import BulkServer
 from ddp_notebook.wire.endpoint import Endpoint, dealer
 from tests.benchmarks.intake import events
 
-CELL = 1  # the number of the cell in which they wait
-EVENTS = 20  # in a batch: calls with their input and output
+CELL = 1  # number of the cell in which they wait
+EVENTS = 20  # calls with their input and output in a batch
 _ACK_S = 0.2
 _LOOK_S = 0.1
 _BOOT = boot_id()
 
 
 class FakeRank:
-    """One rank.
+    """One simulated rank.
 
     Args:
-        rank: its number.
-        world_size: of all.
-        address: where the notebook is.
-        context: of this process.
+        rank: Number of the rank.
+        world_size: Number of all ranks.
+        address: Address of the notebook.
+        context: ZeroMQ context of this process.
     """
 
     def __init__(self, rank: int, world_size: int, address: Address, context: zmq.Context[Any]) -> None:
@@ -59,13 +59,13 @@ class FakeRank:
         self._batch = events(rank, EVENTS)
         self._next_tick_s = 0.0
         self.socket = dealer(context, address)
-        self._bulk = BulkServer(context, address)  # connected, and never asked
+        self._bulk = BulkServer(context, address)  # connected, but never used
         self._endpoint = Endpoint(context, self.socket, self._on_message, "")
         self._endpoint.expect("")
         self._endpoint.send(Hello(process=rank, pid=os.getpid(), host="fake", python="3", torch="2"))
 
     def serve(self, *, is_readable: bool) -> None:
-        """What the endpoint's own thread does in a turn."""
+        """Do the work of the endpoint's own thread in one iteration."""
         if is_readable:
             self._endpoint._read_all()
         now = time.monotonic()
@@ -104,7 +104,7 @@ class FakeRank:
 
 
 class Sending:
-    """Batches that are to be sent, not by all ranks at the same moment."""
+    """Batches to send, spread over time so that ranks do not send at the same moment."""
 
     def __init__(self, ranks: Sequence[FakeRank]) -> None:
         self._ranks = ranks
@@ -121,7 +121,7 @@ class Sending:
         self._next = next(self._due, None)
 
     def send_due(self) -> float:
-        """Send what is due. Returns seconds until the next one."""
+        """Send the batches that are due. Return the seconds until the next one."""
         while self._next is not None and self._next[0] <= time.monotonic():
             self._next[1].record()
             self._next[1].serve(is_readable=False)

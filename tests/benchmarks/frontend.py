@@ -1,4 +1,4 @@
-"""A front end that does nothing but wait, so that what it measures is the kernel."""
+"""A front end that only waits, so that it measures the kernel."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ def _join(rank):
 
 
 def least(world_size: int, *, in_group: bool = False, is_bare: bool = False) -> str:
-    """A cell that makes `LEAST` one: it writes a byte to each of so many processes, in which IPython's `run_cell` runs
-    `pass`, and reads their answers. No cell on ranks that have a shell each can be faster, unless it leaves out a part
-    of what `run_cell` does.
+    """Return a cell that sets `LEAST` up: a magic that writes a byte to each of `world_size` processes and reads their
+    answers.
+
+    In each process IPython's `run_cell` runs `pass`. No cell on ranks with their own shells can be faster, unless it
+    leaves out a part of `run_cell`.
 
     Args:
-        in_group: they have torch, and are a group of gloo's, as ranks are. Their cells wait until it has formed.
-        is_bare: they answer without IPython.
+        in_group: The processes have torch and form a gloo group like ranks. Their cells wait until it has formed.
+        is_bare: The processes answer without IPython.
     """
     return f"""
 import os, signal, sys
@@ -78,9 +80,9 @@ def least(line, cell):
 
 
 class FrontEnd:
-    """Runs cells in a real kernel and measures them as a front end sees them.
+    """Runs cells in a real kernel and measures them like a front end.
 
-    A cell is done when both its reply (shell channel) and its idle status (iopub) are there: only then does a
+    A cell is done when both its reply (shell channel) and its idle status (iopub) have arrived: only then does a
     notebook show it as done.
     """
 
@@ -92,10 +94,10 @@ class FrontEnd:
             self._poller.register(socket, zmq.POLLIN)
 
     def set_up(self, code: str, timeout_s: float = 120.0) -> Reply:
-        """Run a cell that is not measured, and that must work.
+        """Run a cell that is not measured and must succeed.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: The cell failed.
         """
         reply = self.kernel.run(code, timeout_s)
         if reply.status != "ok":
@@ -103,11 +105,11 @@ class FrontEnd:
         return reply
 
     def run_s(self, code: str, timeout_s: float = 60.0) -> float:
-        """Run a cell. Returns seconds from sending it to having its reply and its idle status.
+        """Run a cell. Return the seconds from sending it to receiving its reply and its idle status.
 
         Raises:
-            RuntimeError: it failed.
-            TimeoutError: it did not end.
+            RuntimeError: The cell failed.
+            TimeoutError: The cell did not end.
         """
         began = time.perf_counter()
         message_id = self.kernel.client.execute(code).encode()
@@ -123,10 +125,10 @@ class FrontEnd:
         return time.perf_counter() - began
 
     def alternate_ms(self, cells: Mapping[str, str], *, blocks: int, per_block: int) -> dict[str, list[list[float]]]:
-        """Run blocks of each cell in turn, after a block of each that is thrown away.
+        """Run blocks of each cell in alternation, after a discarded block of each.
 
         Returns:
-            By name: a list of milliseconds for each block.
+            Milliseconds by name, as a list for each block.
         """
         for code in cells.values():
             self._block_ms(code, per_block)
@@ -142,7 +144,7 @@ class FrontEnd:
 
 
 def _what_ended(frames: list[bytes], message_id: bytes, code: str) -> set[str]:
-    """Which of the two signs of a cell's end a message is, if any."""
+    """Return which of the two signs of a cell's end a message is, if any."""
     header, parent, _, content = frames[frames.index(_DELIMITER) + 2 :][:4]
     if message_id not in parent:
         return set()

@@ -1,7 +1,7 @@
-"""A GPT of 1.3 million parameters for ten minutes: `python -m tests.benchmarks.gpt [--minutes 10] [--write]`.
+"""Train a GPT with 1.3 million parameters: `python -m tests.benchmarks.gpt [--minutes 10] [--write]`.
 
-The model and the text of notebook 18, larger and for longer, on four ranks in DDP. Kept are the loss on text that it
-was not trained on, by the minute, tokens per second, and what it writes. All stop at the same step, by rank 0's clock.
+Uses the model and the text of notebook 18, larger and for longer, on four ranks in DDP. Stores the loss on held-out
+text per minute, the tokens per second, and generated text. All ranks stop at the same step, by the clock of rank 0.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ if rank == 0:
 
 
 def measure(minutes: float, lr: float = 2e-3) -> dict[str, Any]:
-    """What rank 0 says of the training."""
+    """Return the results of rank 0."""
     cells = nbformat.read(NOTEBOOK, as_version=4).cells
     [source] = [cell.source for cell in cells if cell.source.startswith("%%writefile {folder}/gpt.py")]
     with tempfile.TemporaryDirectory(prefix="gpt-") as folder:
         Path(folder, "gpt.py").write_text(source.partition("\n")[2])
-        sys.path.insert(0, folder)  # of the ranks too
+        sys.path.insert(0, folder)  # on the ranks too
         try:
             with ddp_notebook.start(WORLD_SIZE, backend="gloo") as session:
                 code = f"MINUTES, LR = {minutes}, {lr}\n{_TRAINING}"
@@ -78,7 +78,7 @@ def measure(minutes: float, lr: float = 2e-3) -> dict[str, Any]:
 
 
 def report(found: dict[str, Any]) -> list[str]:
-    """What is kept of what `measure` returns."""
+    """Return the lines to store for the result of `measure`."""
     by_minute = ", ".join(f"{loss:.2f}" for _, _, loss in found["by_minute"])
     places = found["by_position"]
     return [

@@ -1,15 +1,15 @@
-"""Two hosts with two ranks each, over ssh, beside the same ranks on one: `python -m tests.benchmarks.hosts`, as root.
+"""Two hosts with two ranks each over ssh, compared with one host: `python -m tests.benchmarks.hosts`, as root.
 
-The hosts are network namespaces of this machine with an ssh server each, so both share its cores: two host servers
-import torch side by side, and so do the two processes that a cold start is compared with.
-    cold      from the call to the end of the first all_reduce
-    import    two processes that import torch and `torch._dynamo` at once
-    warm      the same from a notebook whose last session was on these hosts, and on one machine
-    pass      a cell of a notebook on the hosts and on one machine; and `session.run("pass")` on the hosts, on one
-              machine, and in two host servers of this machine without ssh: the least that two servers take on the
-              same cores
-    freed     a ring of recv across hosts, from the cell's limit to its end
-    healed    a rank of the far host that was killed, from `session.ranks.heal` to the end of an all_reduce
+The hosts are network namespaces of this machine with an ssh server each, so both share its cores. Two host servers
+import torch at the same time, and so do the two processes that a cold start is compared with.
+
+cold      from the call to the end of the first all_reduce
+import    two processes that import torch and `torch._dynamo` at the same time
+warm      the same from a notebook whose last session was on these hosts, and on one machine
+pass      a cell of a notebook on the hosts and on one machine; and `session.run("pass")` on the hosts, on one machine,
+          and in two host servers of this machine without ssh, the minimum for two servers on the same cores
+freed     a ring of recv across hosts, from the time limit of the cell to its end
+healed    a killed rank of the remote host, from `session.ranks.heal` to the end of an all_reduce
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from tests.benchmarks.results import Figure, moment, table
 from tests.kernels import NotebookKernel
 from tests.ssh import namespaces, sshd
 
-BAR_COLD, BAR_WARM, BAR_PASS = 1.2, 1.3, 1.3  # ratios to two imports, and to one machine
+BAR_COLD, BAR_WARM, BAR_PASS = 1.2, 1.3, 1.3  # ratios to two imports and to one machine
 BAR_FREED_S, BAR_HEALED_S = 0.5, 1.0
 _HOSTS = ("a", "b")
 _WORLD_SIZE = 4
 _SUM = "x = torch.ones(1); dist.all_reduce(x)"
 _IMPORT = "import torch, torch._dynamo; assert torch.optim"
 _LIMIT_S = 0.3
-_CELLS = 100  # of a block
+_CELLS = 100  # cells per block
 _WARM_STARTS = 3
 
 
 def measure(rounds: int = 3) -> list[Figure]:
-    """Start, run and mend ranks on two hosts. Nothing where the hosts cannot be made."""
+    """Start, run and heal ranks on two hosts. Return nothing if the hosts cannot be created."""
     with contextlib.ExitStack() as ends:
         directory = Path(ends.enter_context(tempfile.TemporaryDirectory()))
         try:
@@ -170,14 +170,14 @@ def _measure(rounds: int, python: str) -> list[Figure]:
 
 @contextlib.contextmanager
 def _without_ssh() -> Iterator[None]:
-    """Hosts are host servers of this machine."""
+    """Use host servers of this machine as hosts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DirectHosts, "_transport", lambda _, name: LocalTransport(os.environ, name))
         yield
 
 
 def two_imports_s() -> float:
-    """How long two processes take that import torch at once."""
+    """Return the time of two processes that import torch at the same time."""
     began = time.perf_counter()
     both = [subprocess.Popen([sys.executable, "-c", _IMPORT]) for _ in _HOSTS]
     assert [one.wait() for one in both] == [0, 0]
@@ -204,7 +204,7 @@ def _cell_ms(front_end: FrontEnd, start: str) -> float:
 
 
 def _warm_s(front_end: FrontEnd, start: str) -> float:
-    """After a session there: the host servers wait."""
+    """Return the time of a start with idle host servers, after an earlier session."""
     took_s = front_end.run_s(f"{start}\n%on_all_ranks {_SUM}")
     front_end.set_up("%ddp_stop")
     return took_s

@@ -1,13 +1,15 @@
-"""What the notebook takes in of what ranks record: `python -m tests.benchmarks.intake`, from the repository's root.
+"""Intake of recorded data in the notebook: `python -m tests.benchmarks.intake`, from the root of the repository.
 
-64 simulated ranks send a batch every 40 ms, into one intake. An event is a collective with the values of its input and
-output: three rows, 534 bytes. Everything, the simulated ranks included, has one core.
+64 simulated ranks send a batch every 40 ms into one intake. An event is a collective with the values of its input and
+    output:
+three rows, 534 bytes. All processes, including the simulated ranks, share one core.
 
-steady    1000 events/s on each rank: what is lost, what it takes of the core, and how long a batch is on its way
-ten times the same at 10 000 events/s on each rank
-flood     as fast as they can, in batches of 40 events: whether all that is lost is counted, and what the memory gains
-          once tables and queue are full
-batch     of 50 rows, decoded and fed
+steady    1000 events/s on each rank: lost events, CPU load, and the delay of a batch
+ten times the same with 10 000 events/s on each rank
+flood     as fast as possible, in batches of 40 events: whether all lost events are counted, and the growth of memory
+          when
+          tables and queue are full
+batch     50 rows, decoded and fed
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _TEXTS = {number: f"text {number}, as long as a list of shapes" for number in ra
 
 
 class Watched(Recording):
-    """A recording that takes the time of each batch."""
+    """A recording that measures the time of each batch."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__(world_size)
@@ -50,7 +52,7 @@ class Watched(Recording):
 
 
 def events(rank: int, count: int, texts: dict[int, str] | None = None) -> bytes:
-    """A batch of so many events."""
+    """Return a batch of `count` events."""
     random = np.random.default_rng(rank)
     tables = {"call": np.zeros(count, CALL), "value": np.zeros(2 * count, VALUE)}
     for name, rows in tables.items():
@@ -62,7 +64,7 @@ def events(rank: int, count: int, texts: dict[int, str] | None = None) -> bytes:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """This thread, and those that it starts, on one core."""
+    """Restrict this thread and the threads it starts to one core."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:
@@ -72,7 +74,7 @@ def one_core() -> Iterator[None]:
 
 
 def send(intake: Intake, seconds: float, each: int, *, is_paced: bool = True) -> Iterator[int]:
-    """Put batches of `each` events. Yields how many events were put, after each second."""
+    """Put batches of `each` events. Yield the number of events so far after each second."""
     batches = [events(rank, each) for rank in range(RANKS)]
     for rank in range(RANKS):
         intake.put(rank, events(rank, each, _TEXTS))
@@ -99,7 +101,7 @@ def send(intake: Intake, seconds: float, each: int, *, is_paced: bool = True) ->
 
 
 def steady(seconds: float, times: int) -> list[Figure]:
-    """So many times 1000 events a second on each rank."""
+    """Measure a multiple of 1000 events per second on each rank."""
     recording = Watched(RANKS) if times == 1 else Recording(RANKS)
     with closing(Intake(recording)) as intake:
         cpu_s, began_s = time.process_time(), time.monotonic()
@@ -125,8 +127,8 @@ def steady(seconds: float, times: int) -> list[Figure]:
 
 
 def flood(seconds: float) -> list[Figure]:
-    """More than can be taken."""
-    # Small tables, which are full when the second half begins.
+    """Measure more events than the intake can process."""
+    # Small tables, which are full in the second half.
     capacity = {"call": 1 << 17, "value": 1 << 17}
     recording, process = Recording(RANKS, capacity=capacity), psutil.Process()
     memory_mib = []
@@ -157,7 +159,7 @@ def flood(seconds: float) -> list[Figure]:
 
 
 def batch(count: int = 3000) -> list[Figure]:
-    """Decoded and fed."""
+    """Measure decoding and feeding of batches."""
     rows = np.zeros(50, CALL)
     data = encode(Batch(rank=0, stream=1, tables={"call": rows}))
     both = events(0, 50)
@@ -176,7 +178,7 @@ def batch(count: int = 3000) -> list[Figure]:
 
 
 def measure(seconds: float = 20) -> list[Figure]:
-    """Run all four."""
+    """Run all four benchmarks."""
     with one_core():
         return [*batch(), *steady(seconds, 1), *steady(seconds, 10), *flood(seconds)]
 

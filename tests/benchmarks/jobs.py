@@ -1,10 +1,12 @@
-"""Two nodes of Slurm's with two ranks each: `python -m tests.benchmarks.jobs`, as root.
+"""Two Slurm nodes with two ranks each: `python -m tests.benchmarks.jobs`, as root.
 
-The nodes are network namespaces of this machine, so both share its cores: two tasks import torch side by side, and so
-do the two processes that a start is compared with. From the call to the end of the first all_reduce, in a queue that
-has room:
-    slurm     a job that is asked for with arguments of sbatch's
-    template  a job by the batch template of a profile of ipyparallel's, as sites have them
+The nodes are network namespaces of this machine, so both share its cores. Two tasks import torch at the same time, and
+    so do
+the two processes that a start is compared with. Measured from the call to the end of the first all_reduce, in an idle
+    queue:
+
+slurm     a job that is requested with sbatch arguments
+template  a job by the batch template of an ipyparallel profile, as used at many sites
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from tests.benchmarks.results import Figure, moment, table
 from tests.slurm import cluster
 from tests.ssh import namespaces
 
-BAR_S = 3.0  # beyond two imports
+BAR_S = 3.0  # in addition to two imports
 _WORLD_SIZE = 4
 _PROFILE = "site"
 _CONFIG = """
@@ -43,7 +45,7 @@ srun {program_and_args}
 
 
 def measure(rounds: int = 3) -> list[Figure]:
-    """Start ranks in jobs. Nothing where a Slurm cannot be made."""
+    """Start ranks in jobs. Return nothing if Slurm is not available."""
     with ExitStack() as ends, pytest.MonkeyPatch.context() as patch:
         directory = Path(ends.enter_context(tempfile.TemporaryDirectory()))
         try:
@@ -52,7 +54,7 @@ def measure(rounds: int = 3) -> list[Figure]:
         except pytest.skip.Exception as why:
             print(why)
             return []
-        for node in cluster.NODES:  # what a template starts calls the address of the notebook's default route
+        for node in cluster.NODES:  # a template's process connects to the address of the notebook's default route
             network.inside(node, "ip", "route", "add", "default", "via", network.address)
         patch.setenv("SLURM_CONF", str(ends.enter_context(cluster.Cluster(directory, network)).config))
         patch.setenv("XDG_CACHE_HOME", str(directory / "shared"))

@@ -1,7 +1,7 @@
 """A kept session compared with a plain one: `python -m tests.benchmarks.kept`, from the root of the repository.
 
 Two processes, each with a session of four ranks: `plain` runs the cluster in its own process, `kept` through a keeper.
-Blocks of `pass` take turns between them, so both meet the same load. Starts take turns too; each is in a fresh process,
+Blocks of `pass` alternate between them, so both meet the same load. Starts alternate too; each is in a fresh process,
 and its time runs from the call to the end of the first `pass`. A plain start is measured twice: `cold`, and `warm` with
 a host server that has imported torch before. A kept start is always cold, since the keeper starts its own host server.
 """
@@ -76,7 +76,7 @@ class _Process:
         self._process.communicate()
 
     def pass_s(self, count: int) -> list[float]:
-        """Run this many cells, and return the seconds of each."""
+        """Run `count` cells, and return the seconds of each."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()
@@ -89,7 +89,7 @@ class _Process:
 
 
 def measure_pass(blocks: int, per_block: int) -> dict[str, list[float]]:
-    """Seconds of the median `pass` of each block, by kind."""
+    """Return the seconds of the median `pass` of each block, by kind."""
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with ExitStack() as stack:
         processes = {kind: stack.enter_context(_Process(kind, "pass")) for kind in KINDS}
@@ -103,7 +103,7 @@ def measure_pass(blocks: int, per_block: int) -> dict[str, list[float]]:
 
 
 def measure_start(rounds: int) -> dict[str, list[float]]:
-    """Seconds of a start and its first `pass`, by kind."""
+    """Return the seconds of a start and its first `pass`, by kind."""
     found: dict[str, list[float]] = {kind: [] for kind in STARTS}
     for number in range(rounds):
         for kind in STARTS if number % 2 else reversed(STARTS):

@@ -1,14 +1,14 @@
-"""Hundreds of ranks, simulated: `python -m tests.benchmarks.many`, from the root of the repository.
+"""Hundreds of simulated ranks: `python -m tests.benchmarks.many`, from the root of the repository.
 
-This process is the notebook: its end of the wire with keys, questions, recording and clocks. The ranks are in processes
-of their own, and real as far as the wire goes (`tests.benchmarks.fake_ranks`). All of them share the cores of this
-machine with it, which makes the times longer than they would be; processor time is this process's alone.
+This process is the notebook: its side of the wire with keys, requests, recording and clocks. The ranks are in other
+processes with a real wire (`tests.benchmarks.fake_ranks`). All share the cores of this machine, so times are longer
+than in practice. CPU time is that of this process alone.
 
-connect    from the first invitation until all have said hello
-idle       nothing asked and nothing recorded: beats and the comparison of clocks
-answers    one question to all, until the last answer
-hang card  the ranks' answers in words: who waits for whom, as a display
-records    5 batches a second of each rank
+connect    from the first invitation until all ranks have said hello
+idle       no requests and no recording: heartbeats and clock comparison
+answers    one request to all ranks, until the last answer
+hang card  the ranks' answers as a display of the waiting ranks
+records    5 batches per second from each rank
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ANSWER_S = 30.0
 
 
 class Notebook:
-    """The notebook's side of a session with so many ranks."""
+    """The notebook's side of a session with simulated ranks."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -81,7 +81,7 @@ class Notebook:
             raise TimeoutError(f"{len(self._hello)} of {self.world_size} ranks came within {timeout_s:g} s")
 
     def ask_all(self) -> dict[int, Vitals]:
-        """One question to all ranks, and their answers."""
+        """Send one request to all ranks, and return their answers."""
         answers: dict[int, Vitals] = self.questions.ask_for(
             range(self.world_size), lambda number: Probe(request=number), _ANSWER_S
         )
@@ -121,7 +121,7 @@ class Ranks:
             self._tell(process, {"world_size": notebook.world_size, "addresses": of_process})
 
     def record(self, seconds: float) -> None:
-        """Have all send batches."""
+        """Make all ranks send batches."""
         for process in self._processes:
             self._tell(process, {"batches": round(seconds * _BATCHES_PER_S), "period_s": 1 / _BATCHES_PER_S})
 
@@ -141,7 +141,7 @@ class Ranks:
 
 @contextmanager
 def session(world_size: int) -> Iterator[tuple[Notebook, Ranks, float]]:
-    """A notebook with so many ranks, and the seconds until all were there."""
+    """Start a notebook with ranks, and yield the seconds until all are connected."""
     with closing(Notebook(world_size)) as notebook:
         began_s = time.monotonic()
         with closing(Ranks(notebook)) as ranks:
@@ -152,14 +152,14 @@ def session(world_size: int) -> Iterator[tuple[Notebook, Ranks, float]]:
 
 
 def share_of_a_core(seconds: float) -> float:
-    """What this process takes of a core, in percent."""
+    """Return the CPU load of this process in percent of a core."""
     cpu_s, began_s = time.process_time(), time.monotonic()
     time.sleep(seconds)
     return (time.process_time() - cpu_s) / (time.monotonic() - began_s) * 100
 
 
 def card_ms(notebook: Notebook, answers: dict[int, Vitals]) -> float:
-    """Until the answers of ranks, of which all but rank 0 wait in an all_reduce, are a display."""
+    """Return the time to convert the answers of ranks to a display, if all but rank 0 wait in an all_reduce."""
     everybody = range(notebook.world_size)
     process = SimpleNamespace(is_alive=True, host=SimpleNamespace(label=""))
     cluster: Any = SimpleNamespace(ranks=list(everybody), process=lambda _: process)
@@ -184,9 +184,9 @@ def _runs(waits: Vitals) -> Vitals:
 
 
 def measure_one(world_size: int, seconds: float, questions: int) -> list[Figure]:
-    """All of it, with so many ranks."""
+    """Run all measurements with `world_size` ranks."""
     with session(world_size) as (notebook, ranks, connected_s):
-        time.sleep(2)  # the first comparisons of clocks, which come in quick succession
+        time.sleep(2)  # the first clock comparisons, which follow each other quickly
         idle = share_of_a_core(seconds)
         took_ms, used_ms = [], []
         for _ in range(questions):
@@ -242,7 +242,7 @@ def measure_one(world_size: int, seconds: float, questions: int) -> list[Figure]
 
 
 def measure(sizes: tuple[int, ...] = SIZES, seconds: float = 10, questions: int = 20) -> list[Figure]:
-    """With each of these numbers of ranks."""
+    """Run all measurements with each of these numbers of ranks."""
     open_files.allow(open_files.needed(max(sizes)))
     figures = []
     for world_size in sizes:

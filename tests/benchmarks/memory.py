@@ -1,8 +1,10 @@
-"""What ranks and the notebook take in memory: `python -m tests.benchmarks.memory`, from the root of the repository.
+"""Memory of ranks and of the notebook: `python -m tests.benchmarks.memory`, from the root of the repository.
 
-rank      what is its own alone after the first cell, an all_reduce; most of a rank is shared with its host server
-notebook  what an hour of training on 64 simulated ranks adds: 4 steps a second on each, of 6 buckets with values, 4
-          spans and a metric
+rank      memory of a rank that is not shared, after the first cell, an all_reduce; a rank shares most of its memory
+          with
+          its host server
+notebook  growth in an hour of training on 64 simulated ranks: 4 steps per second on each, with 6 buckets with values,
+          4 spans and a metric
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _MIB = 2**20
 
 
 def measure() -> list[Figure]:
-    """Run both."""
+    """Run both benchmarks."""
     return [_of_ranks(), _of_the_notebook()]
 
 
@@ -63,7 +65,7 @@ def _of_the_notebook() -> Figure:
 
 
 def _seconds(count: int) -> Iterator[list[bytes]]:
-    """Of each second the batches of all ranks."""
+    """Yield the batches of all ranks for each second."""
     for second in range(count):
         yield [_batch(rank, second) for rank in range(RANKS)]
 

@@ -1,10 +1,12 @@
-"""What the monitor costs: `python -m tests.benchmarks.monitor`, from the root of the repository.
+"""Cost of the monitor: `python -m tests.benchmarks.monitor`, from the root of the repository.
 
-many       64 simulated ranks in DDP with 1000 events a second each (50 steps of 14 buckets, 4 spans and 2 metrics), all
-           of whose collectives have values: bytes a second that travel to the browser, bytes of the opening, and
-           processor time of a message
-training   a transformer of 1.3 million parameters in DDP on 4 ranks with the monitor open: processor time of the
-           publisher and of the ranks' senders (recorder and wire) over all that the ranks use
+many       64 simulated ranks in DDP with 1000 events per second each (50 steps of 14 buckets, 4 spans and 2 metrics),
+           all of
+           whose collectives have values: bytes per second to the browser, bytes of the first message, and CPU time per
+           message
+training   a transformer with 1.3 million parameters in DDP on 4 ranks with an open monitor: CPU time of the publisher
+           and of
+           the ranks' senders (recorder and wire), relative to the CPU time of the ranks
 """
 
 from __future__ import annotations
@@ -61,10 +63,10 @@ print(json.dumps([step, time.process_time() - began, {n: seconds(t) - before[n] 
 
 
 class Stream:
-    """The same step again and again, on so many ranks.
+    """A repeated step on `world_size` ranks.
 
     Args:
-        world_size: number of ranks.
+        world_size: Number of ranks.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -105,7 +107,7 @@ class Stream:
         return self._layout
 
     def step(self, number: int, start_ns: int) -> dict[str, Rows]:
-        """The rows of one step of all ranks."""
+        """Return the rows of one step of all ranks."""
         found = {name: rows.copy() for name, rows in self._step.items()}
         later_ns = start_ns + number * self._period_ns - self._begin_ns
         for name, columns in (("call", ("issue_ns", "end_ns")), ("span", ("start_ns", "end_ns"))):
@@ -128,7 +130,7 @@ class Stream:
         return found
 
     def play(self, recording: Recording, seconds: float, start_ns: int, first: int = 0) -> None:
-        """Feed the recording as ranks would, in real time."""
+        """Feed the recording in real time, like ranks do."""
         feed(recording, self.texts, {"layout": self._layout})
         each = round(_STEPS_PER_S * _PERIOD_S)
         began_s = time.monotonic()
@@ -140,12 +142,12 @@ class Stream:
 
 
 def feed(recording: Recording, texts: dict[int, str], tables: dict[str, Rows]) -> None:
-    """All ranks' rows in one batch, which the recording does not mind."""
+    """Feed the rows of all ranks in one batch, which a recording accepts."""
     recording.feed(Batch(rank=0, stream=1, texts=texts, tables=tables))
 
 
 def many(world_size: int = 64, seconds: float = 20.0) -> list[Figure]:
-    """What travels, and what it takes."""
+    """Measure the messages, and their cost."""
     recording, stream = Recording(world_size), Stream(world_size)
     start_ns = time.monotonic_ns()
     its_feed = Feed(recording)
@@ -192,7 +194,7 @@ def many(world_size: int = 64, seconds: float = 20.0) -> list[Figure]:
 
 
 def training(seconds: float = 20.0) -> list[Figure]:
-    """Publisher and senders on four ranks that train."""
+    """Measure the publisher and the senders on four training ranks."""
     with ddp_notebook.start(4) as session:
         recording = session.recording
         its_feed = Feed(recording)
@@ -227,7 +229,7 @@ def training(seconds: float = 20.0) -> list[Figure]:
 
 
 def measure(seconds: float = 20.0) -> list[Figure]:
-    """Run all of them."""
+    """Run all benchmarks."""
     return [*many(64, seconds), *many(4, seconds), *training(seconds)]
 
 

@@ -1,10 +1,12 @@
-"""What the output of ranks costs: `python -m tests.benchmarks.output`, from the root of the repository.
+"""Cost of the output of ranks: `python -m tests.benchmarks.output`, from the root of the repository.
 
-bytes     on iopub, framing included, per byte printed on all ranks: four ranks print 300 different lines of 40
-          bytes a second each; the minute is looked at in thirds, since the ratio must not grow
-delay     from a print until a front end has it: four ranks print different lines at the same time, so each line
-          waits 50 ms for equal lines that do not come
-flood     two million lines on each of two ranks: what the notebook's memory gains, and the next `pass`
+bytes     on iopub, including framing, per byte printed on all ranks: four ranks print 300 different lines of 40 bytes
+          per
+          second each. The minute is divided into thirds, because the ratio must not grow
+delay     from a print to its arrival in a front end: four ranks print different lines at the same time, so each line is
+          held
+          for 50 ms to merge it with equal lines
+flood     two million lines on each of two ranks: growth of the notebook's memory, and the time of the next `pass`
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ for i in range(2_000_000): print(i)
 
 
 def iopub(front_end: FrontEnd, code: str, timeout_s: float) -> list[tuple[float, int, dict[str, Any]]]:
-    """Run a cell. Returns its messages on iopub as `(seconds since the epoch, bytes, content)`."""
+    """Run a cell. Return its messages on iopub as `(seconds since the epoch, bytes, content)`."""
     client = front_end.kernel.client
     message_id = client.execute(code).encode()
     socket = client.iopub_channel.socket
@@ -67,7 +69,7 @@ def iopub(front_end: FrontEnd, code: str, timeout_s: float) -> list[tuple[float,
 
 
 def measure(seconds: int = 60, delays: int = 40) -> list[Figure]:
-    """Run all three."""
+    """Run all three benchmarks."""
     with closing(NotebookKernel()) as kernel:
         front_end = FrontEnd(kernel)
         front_end.set_up("%load_ext ddp_notebook")
@@ -83,7 +85,7 @@ def measure(seconds: int = 60, delays: int = 40) -> list[Figure]:
         ]
         ratio = sum(n for _, n, _ in came) / printed
 
-        delayed_ms: dict[str, float] = {}  # by line: the first time that it is shown
+        delayed_ms: dict[str, float] = {}  # time of the first display, by line
         for at, _, content in iopub(front_end, _DELAYS.format(count=delays), 120):
             text = content.get("text") or (content.get("data") or {}).get("text/plain", "")
             for line in text.splitlines():

@@ -1,8 +1,8 @@
-"""How much longer pipelines take than their actions need: `python -m tests.benchmarks.pipelines`, from the root.
+"""Duration of pipelines compared with their actions: `python -m tests.benchmarks.pipelines`, from the root.
 
-Each schedule runs on four ranks as in notebook 12, paced by sleeps: stages that compute would share the cores. Its
-span, from the first action to the last, is compared with the same actions in the same order without messages. What
-lies between is told in the name: actions that took longer than is typical for them, and then messages, and Python.
+Each schedule runs on four ranks as in notebook 12, with sleeps instead of computation, because stages that compute
+would share the cores. Its span, from the first action to the last, is compared with the same actions in the same order
+without messages. The name of the figure lists the causes of the difference: slow actions, and then messages and Python.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ddp_notebook.observe.views import Pipeline
 from tests.benchmarks.results import Figure, moment, table
 
 WORLD_SIZE, MICROBATCHES = 4, 8
-BAR, LOOSE = 1.10, 1.40  # of GPipe and 1F1B; the others send twice as many messages
+BAR, LOOSE = 1.10, 1.40  # for GPipe and 1F1B; LOOSE for the others, which send twice as many messages
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 
 
 def measure(blocks: int = 3) -> list[Figure]:
-    """Every schedule, in turns."""
+    """Run every schedule, in alternation."""
     found: dict[str, list[Pipeline]] = {}
     with ddp_notebook.start(WORLD_SIZE):
         pipe = lessons.pipeline()
@@ -47,7 +47,7 @@ def _figure(schedule: str, some: list[Pipeline]) -> Figure:
 
 
 def _with_own_times_ns(one: Pipeline) -> int:
-    """The span without messages, if each action took what it has taken."""
+    """Return the span without messages, with the measured duration of each action."""
     lasts_ns = {
         (action.kind, action.stage, action.microbatch): action.end_ns - action.start_ns for action in one.actions
     }

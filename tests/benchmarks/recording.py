@@ -1,23 +1,24 @@
-"""What recording costs a rank: `python -m tests.benchmarks.recording`, from the root of the repository.
+"""Cost of recording for a rank: `python -m tests.benchmarks.recording`, from the root of the repository.
 
-call       processor time that a collective of four floats takes longer, with the backend `fake`, whose operations are
-           over at once, so that what runs in other threads elsewhere runs in the calling one: synchronous ones, and
-           asynchronous ones that are waited for. Blocks with and without the recorder take turns in one process
-drain      processor time of the rank's own thread for each collective
-log        processor time of a `log()` of a float and of a tensor
-step       wall time and processor time of a step in DDP, with the recorder and without (its kernels taken away, nothing
-           recorded): short blocks take turns on the same ranks, in another order each time, since threads pass their
-           work on faster in one second than in another, and in several sessions, of which each has its own luck with
-           where memory and threads are: 0.02 of a step of 14 ms. (Rows of a block are sent at the next full second, and
-           so may fall into one of another mode: 0.002 at most.) And with
-           `%ddp_record off`, where its kernels and the guard stay; with `%ddp_record all`; with kernels that do
-           nothing, and such that only note when each operation begins and ends: the least that a recorder in Python
-           can cost; and not recorded once more, which says what the machine alone makes of two blocks that are the
-           same. What it costs is a matter of collectives and steps, not of their size, so a tiny model, whose step
-           takes some milliseconds, pays the largest share
+call       additional CPU time of a collective of four floats with the backend `fake`. Its operations finish at once, so
+           that
+           work that usually runs in other threads runs in the calling one. Measures synchronous calls, and asynchronous
+           calls with `wait`. Blocks with and without the recorder alternate in one process
+drain      CPU time of the recorder's thread for each collective
+log        CPU time of a `log()` of a float and of a tensor
+step       wall time and CPU time of a DDP step, with and without the recorder (its kernels are removed, and nothing is
+           recorded). Short blocks alternate on the same ranks in a random order, because the speed of handing work
+           between threads varies over time. There are several sessions, because the placement of memory and threads
+           differs between sessions: by 0.02 of a step of 14 ms. (Rows of a block are sent at the next full second,
+               which
+           may be in a block of another mode: 0.002 at most.) The other modes are:
+           `%ddp_record off`, where kernels and the guard stay; `%ddp_record all`; kernels that do nothing, or only note
+           start and end of each operation, the minimum for a recorder in Python; and a second block without recording,
+           which shows the variation between equal blocks. The cost depends on the number of collectives and steps and
+           not on their size, so a tiny model, whose step takes some milliseconds, has the largest share
 readable   from a `log()` on a rank until the notebook can read it
 
-Of processor times the least of the blocks counts: what else the machine does only adds.
+CPU times use the minimum of the blocks, because other load only adds time.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ WORLD_SIZES = (2, 4)
 BAR_META_US, BAR_VALUES_US, BAR_DRAIN_US, BAR_LOG_US = 15.0, 30.0, 10.0, 10.0
 BAR_STEP, BAR_READABLE_MS = 1.03, 100.0
 LONG_STEP_MS, BAR_LONG_STEP = 100.0, 1.01
-_BLOCK_MS = 500.0  # of steps, but two at least
+_BLOCK_MS = 500.0  # duration of a block of steps, at least two
 _SESSIONS = 6
 _CALL = """
 import json, os, time, torch, torch.distributed as dist
@@ -103,9 +104,9 @@ for _ in range(BLOCKS):
 print(json.dumps(taken), flush=True)
 os._exit(0)
 """
-# By rank and turn: of each mode a step in ms, wall and processor time.
+# By rank and block: wall and CPU time of a step in ms, by mode.
 OfRanks = list[list[dict[str, list[float]]]]
-_Taken = list[list[dict[str, float]]]  # by session and turn: of each mode a step in ms
+_Taken = list[list[dict[str, float]]]  # by session and block: time of a step in ms, by mode
 MODELS = {  # module, shape of the input, bucket_cap_mb
     "an MLP of 6 buckets of 26 MB, DDP's own size": (
         "torch.nn.Sequential(*[torch.nn.Linear(1480, 1480) for _ in range(16)]), (8, 1480), None"
@@ -119,8 +120,8 @@ MODELS = {  # module, shape of the input, bucket_cap_mb
         torch.nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dropout=0.0), 4, enable_nested_tensor=False
     ), (4, 32, 128), 1.0""",
 }
-# Kernels that do nothing, which is what it takes to call Python and to come back; and such that only note when each
-# operation begins and ends, the least that a recorder in Python can do.
+# Kernels that do nothing: the cost of calling Python. And kernels that only note the start and the end of each
+# operation, the minimum for a recorder in Python.
 LEAST = """
 import time
 from torch._C._distributed_c10d import Work
@@ -202,10 +203,10 @@ for _ in range(COUNT):
 
 
 def measure(blocks: int = 12, seconds: float = 60.0) -> list[Figure]:
-    """Run all of them.
+    """Run all benchmarks.
 
     Args:
-        seconds: of steps of each model, recorded in each way.
+        seconds: Duration of the steps of each model and mode.
     """
     figures = _calls(blocks)
     for world_size in WORLD_SIZES:
@@ -217,7 +218,7 @@ def measure(blocks: int = 12, seconds: float = 60.0) -> list[Figure]:
 
 def _calls(blocks: int) -> list[Figure]:
     code = f"BLOCKS, CALLS = {blocks}, 1000\n__file__ = 'benchmark.py'\n{_CALL}"
-    code = f"exec(compile({code!r}, 'benchmark.py', 'exec'))"  # of a file that is a cell's
+    code = f"exec(compile({code!r}, 'benchmark.py', 'exec'))"  # as if from a file that belongs to a cell
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600, check=True)
     taken: dict[str, list[float]] = json.loads(ran.stdout)
@@ -241,12 +242,12 @@ def _least(what: str, blocks: list[float], bar: float) -> Figure:
 
 
 def steps_of(model: str, world_size: int, seconds: float, modes: Sequence[str] = (*_MODES,)) -> list[Figure]:
-    """What recording costs a step.
+    """Measure the cost of recording for a step.
 
     Args:
-        model: a key of `MODELS`.
-        seconds: of each mode, in all sessions together.
-        modes: keys of `_MODES`.
+        model: A key of `MODELS`.
+        seconds: Duration of each mode in all sessions together.
+        modes: Keys of `_MODES`.
     """
     sessions = []
     for seed in range(_SESSIONS):
@@ -256,7 +257,7 @@ def steps_of(model: str, world_size: int, seconds: float, modes: Sequence[str] =
 
 
 def _blocks(session: Any, model: str, seconds: float, modes: Sequence[str], seed: int) -> OfRanks:
-    """Blocks of each mode in turn."""
+    """Run blocks of each mode in alternation."""
     code = f"MODEL, MODES, SEED = ({MODELS[model]}), {list(modes)}, {seed}\n"
     code += f"SECONDS, BLOCK_MS = {seconds * len(modes)}, {_BLOCK_MS}\n{_STEPS}"
     result = session.run(code, quiet=True, timeout_s=3600)
@@ -264,8 +265,8 @@ def _blocks(session: Any, model: str, seconds: float, modes: Sequence[str], seed
 
 
 def _figures(model: str, world_size: int, sessions: list[OfRanks]) -> list[Figure]:
-    """What the blocks of some sessions say."""
-    # Ranks wait for each other, so that one tells the time of all; what they compute is added up.
+    """Return the figures from the blocks of some sessions."""
+    # Ranks wait for each other, so one rank gives the wall time of all. CPU times are added.
     wall_ms = [[{mode: both[0] for mode, both in turn.items()} for turn in of_ranks[0]] for of_ranks in sessions]
     processor_ms = [
         [{mode: sum(one[mode][1] for one in turn) for mode in turn[0]} for turn in zip(*of_ranks, strict=True)]
@@ -299,13 +300,14 @@ def _mean_ms(sessions: _Taken, mode: str) -> float:
 
 
 def _added_ms(turns: list[dict[str, float]], mode: str) -> float:
-    """What a mode takes more in a session, without a twentieth of the turns at either end: something else ran then."""
+    """Return the additional time of a mode in a session, without 5 % of the blocks at either end, which had other
+    load."""
     added = sorted(turn[mode] - turn["bare"] for turn in turns)
     return mean(added[len(added) // 20 : len(added) - len(added) // 20])
 
 
 def _readable(session: Any, count: int = 300) -> Figure:
-    """The clock of ranks on this machine is the notebook's."""
+    """Measure the delay of `log()`. The clock of ranks on this machine is that of the notebook."""
     recording = session.recording
     _, index, _ = recording.follow("metric", 0)
     running = session.submit(f"COUNT = {count}\n{_LOGS}", quiet=True)

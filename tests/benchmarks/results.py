@@ -1,4 +1,4 @@
-"""Measured values beside their bars, as a table that is printed and kept in RESULTS.md."""
+"""Measured values and their bars, as a table that is printed and stored in RESULTS.md."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Figure:
     """One measured value.
 
     Args:
-        what: in words.
-        value: the median of everything, in `unit`.
+        what: Description.
+        value: Median of all measurements, in `unit`.
         unit: "s" or "ms".
-        bar: what the ratio to `baseline` may be at most; without a baseline, what the value may be.
-        baseline: the value that it is compared with, measured in the same run, in `unit`.
-        against: the baseline in words.
-        blocks: the median of each block, in `unit`: how steady the machine was.
+        bar: Limit for the ratio to `baseline`, or for the value if there is no baseline.
+        baseline: Reference value, measured in the same run, in `unit`.
+        against: Description of the baseline.
+        blocks: Median of each block, in `unit`; shows how steady the machine was.
     """
 
     what: str
@@ -47,7 +47,7 @@ class Figure:
         return (self.value if self.ratio is None else self.ratio) <= self.bar
 
     def __repr__(self) -> str:
-        """The row of the table."""
+        """Return the row of the table."""
         return "| " + " | ".join(self._cells()) + " |"
 
     def _cells(self) -> tuple[str, ...]:
@@ -63,13 +63,13 @@ class Figure:
 
 
 def table(figures: Sequence[Figure]) -> list[str]:
-    """The rows, with a head."""
+    """Return the rows with a header."""
     head = ["| what | median (of each block) | compared with | ratio | at most | met |", "|---|---|---|---|---|---|"]
     return head + [repr(figure) for figure in figures]
 
 
 def moment() -> str:
-    """When and on what: date, machine, versions, and what else the machine was doing."""
+    """Return date, machine, versions, and the load of the machine."""
     gpu = "with a GPU" if shutil.which("nvidia-smi") else "no GPU"
     packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
     return (
@@ -79,7 +79,7 @@ def moment() -> str:
 
 
 def replace_section(name: str, lines: Sequence[str], file: Path = FILE) -> None:
-    """Put lines between `<!-- name -->` and `<!-- end of name -->`."""
+    """Replace the lines between `<!-- name -->` and `<!-- end of name -->`."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     text = "\n".join([begin, *lines, end])
     found = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)

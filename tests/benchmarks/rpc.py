@@ -1,18 +1,20 @@
-"""RPC of ranks beside torch's own in plain processes: `python -m tests.benchmarks.rpc`.
+"""RPC of ranks compared with torch's RPC in plain processes: `python -m tests.benchmarks.rpc`.
 
-idle       processor time of a rank that has called `init_rpc` and does nothing
-init       the first `init_rpc`, and one that follows a `shutdown`
-call       `rpc_sync` of a function that returns at once, from the one to the other: beside torch's default, which
-           polls memory that both processes share, and beside torch over sockets, where nobody polls, as in ours
+idle       CPU time of an idle rank after `init_rpc`
+init       the first `init_rpc`, and one after a `shutdown`
+call       `rpc_sync` of a function that returns at once: compared with torch's default, which polls memory that both
+           processes share, and with torch over sockets, which does not poll, like ours
 bandwidth  16 MB there and back
-recording  processor time of a call that is recorded over that of one that is not, of all threads of both ranks; and of
-           those alone that make and run calls
-stop       processor time that a call which is not recorded takes longer with a wait that can be stopped than with
-           torch's; and than a call of plain processes over sockets, so what lets a cell run again is in it, too
-matched    of 10,000 calls, those that only one side has told of
+recording  CPU time of a recorded call relative to one that is not recorded: of all threads of both ranks, and of those
+           that
+           make and run calls
+stop       additional CPU time of an unrecorded call if its wait can be interrupted, compared with torch's wait; and
+           with a
+           call of plain processes over sockets, which includes the cost of making a cell repeatable
+matched    share of 10,000 calls that only one side has recorded
 
-Processor times are by threads (the kernel's `schedstat`), and medians of differences between stretches of calls that
-follow each other in a random order. They are long enough for the recorder's batches to be in them.
+CPU times are those of threads (the kernel's `schedstat`), and medians of differences between intervals in a random
+order. The intervals are long enough to include batches of the recorder.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ BAR_IDLE_PERCENT, BAR_TIME = 2.0, 1.1
 BAR_RECORDING_US, BAR_STOP_US, BAR_UNMATCHED_PERCENT = 20.0, 50.0, 0.1
 _IDLE_S = 3.0
 _BLOCKS, _CALLS, _TRANSFERS = 8, 200, 5
-_ROUNDS, _ALL_EVERY, _LEAD_S, _STRETCH_S = 48, 4, 0.3, 0.7  # recording is to be known best
+_ROUNDS, _ALL_EVERY, _LEAD_S, _STRETCH_S = 48, 4, 0.3, 0.7  # recording needs the highest precision
 _MATCHED = 10_000
 
 WORKER = """
@@ -108,7 +110,7 @@ rpc.shutdown()
 
 
 def measure() -> list[Figure]:
-    """All of it. Blocks that are compared take turns; torch's default polls, so it is not there meanwhile."""
+    """Run all benchmarks. Compared blocks alternate. torch's default polls, so it only runs while it is measured."""
     with ddp_notebook.start(2) as session:
         session.run(WORKER, quiet=True)
         init = "began = time.perf_counter()\nrpc.init_rpc(f'worker{rank}', rank=rank, world_size=2)\n"
@@ -145,7 +147,7 @@ def measure() -> list[Figure]:
 
 
 def _in_turn(blocks: int, *runs: Callable[[], Any]) -> list[list[Any]]:
-    """What each of them returns, block by block."""
+    """Return the results of each function, block by block."""
     found: list[list[Any]] = [[] for _ in runs]
     for _ in range(blocks):
         for results, run in zip(found, runs, strict=True):
@@ -198,16 +200,19 @@ def _idle_percent(pids: Sequence[int]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """What a call takes, in microseconds of processor time."""
+    """Cost of a call, in microseconds of CPU time."""
 
-    calls: float  # the threads of both processes that make and run calls
-    every: float  # all of their threads
-    notebook: float  # these, and the notebook's
+    calls: float  # threads of both processes that make and run calls
+    every: float  # all threads of both processes
+    notebook: float  # all threads of both processes and of the notebook
 
 
 def _costs(session: ddp_notebook.Session, sockets: _Plain) -> list[dict[str, _Cost]]:
-    """Round by round, by what is done, each time in a random order. A stretch is one cell, whose begin and end are not
-    in it; nor is the time after its begin in which the recorder's thread is still to come."""
+    """Return the costs of each round, by kind, each time in a random order.
+
+    An interval is one cell, without its start and its end, and without the time until the recorder's thread has
+    started.
+    """
 
     def ours(level: str, wait: str = "_ours") -> _Cost:
         session.record(level)
@@ -251,14 +256,16 @@ def _cost_figures(costs: list[dict[str, _Cost]]) -> Iterator[Figure]:
         both = [(getattr(one[ours], of), getattr(one[theirs], of)) for one in costs if {ours, theirs} <= one.keys()]
         base, more = [one for _, one in both], [our - their for our, their in both]
         low, _, high = quantiles(more, n=4)
-        error = 1.2533 * (high - low) / 1.349 / len(more) ** 0.5  # a median's, of what is normal but for outliers
+        # standard error of a median, for a normal distribution with outliers
+        error = 1.2533 * (high - low) / 1.349 / len(more) ** 0.5
         words_of_pairs = f"{median(base):.0f} us; {len(more)} pairs, standard error {error:.1f} us"
         what = f"{what}, more than of {against} ({words_of_pairs})"
         yield Figure(what=what, value=median(more), unit="us", bar=bar)
 
 
 def _unmatched_percent(session: ddp_notebook.Session) -> float:
-    """Both ranks call each other. What is missing counts as unmatched."""
+    """Let both ranks call each other. Return the share of unmatched calls in percent; missing calls count as
+    unmatched."""
     began_ns = time.monotonic_ns()
     session.run(f"many(f'worker{{1 - rank}}', {_MATCHED // 2})\ndist.barrier()", quiet=True)
     found = [one for one in session.recording.calls() if one.function == "nothing" and one.sent_ns > began_ns]
@@ -269,15 +276,15 @@ def _unmatched_percent(session: ddp_notebook.Session) -> float:
 
 
 class _Plain:
-    """Two processes with torch's own RPC."""
+    """Two processes with torch's RPC."""
 
     def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
         self._processes = processes
         self.pids = [one.pid for one in processes]
-        self.init_ms = max(_line(one) for one in processes)  # what its `init_rpc` took
+        self.init_ms = max(_line(one) for one in processes)  # time of its `init_rpc`
 
     def run(self, expression: str) -> Any:
-        """Its value on worker 0."""
+        """Evaluate an expression on worker 0."""
         assert self._processes[0].stdin is not None
         self._processes[0].stdin.write(f"{expression}\n")
         self._processes[0].stdin.flush()
@@ -286,7 +293,7 @@ class _Plain:
 
 @contextmanager
 def _plain(transports: str) -> Iterator[_Plain]:
-    """They talk over these transports of torch's; "": its default."""
+    """Start two processes that use these transports of torch; "" for its default."""
     with tempfile.TemporaryDirectory() as directory, socket.create_server(("127.0.0.1", 0)) as free:
         file = Path(directory) / "worker.py"
         file.write_text(_PLAIN.format(worker=WORKER))

@@ -1,9 +1,9 @@
 """64 ranks on one machine: `python -m tests.benchmarks.scale`, from the root of the repository.
 
-`%ddp_start 64` in a real kernel whose host server is warm, then `pass` on all of them, seen by a Jupyter client. Beside
-each the least that it can take: 64 processes forked from one that has torch, which form a gloo group and do nothing
-else; and 64 that answer a byte from a pipe: at once, and when IPython's `run_cell` has run `pass`, alone and in such a
-group.
+`%ddp_start 64` in a real kernel whose host server is warm, then `pass` on all ranks, measured by a Jupyter client. Each
+is compared with its minimum. For the start: 64 forks of a process with torch that only form a gloo group. For `pass`:
+64 processes that answer a byte from a pipe, immediately or after IPython's `run_cell` has run `pass`, alone and in such
+a group.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ os.kill(server, 9)
 
 
 def bare_gloo_s() -> float:
-    """Until the last of as many processes has done its first all_reduce, without anything of ours. As ours, they ask no
-    name service, which may leave some of their questions unanswered for 5 s."""
+    """Return the time until the last of 64 plain processes has done its first all_reduce.
+
+    Like ours, they use no name service, because an unanswered request can take 5 s.
+    """
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "RES_OPTIONS": "attempts:0"}
     done = subprocess.run([sys.executable, "-c", _GLOO], env=env, capture_output=True, text=True, check=True)
     return float(done.stdout)

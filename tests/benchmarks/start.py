@@ -1,15 +1,15 @@
 """Start of four CPU ranks to their first all_reduce: `python -m tests.benchmarks.start`, from the repository's root.
 
-Five kinds take turns, each time in a fresh process:
-    today   a default `ipp.Cluster(4)`, then torch imported and a gloo group formed on its engines
-    warm    `ddp_notebook.start(4)` some time after `%load_ext`, when the host server has imported torch
-    cold    `ddp_notebook.start(4)` with no host server
-    import  torch imported, with `torch._dynamo`, which the first optimizer of a process imports
-    least   a process that imports the same, forks, and whose children form a group and do nothing else: what is left of
-            a cold start if everything of ours costs nothing
+Five kinds alternate, each time in a fresh process:
 
-The time runs from the call to the end of the first all_reduce. What the notebook's own process imports is not in it. Of
-a warm start it is also said when all ranks had come how far.
+today   a default `ipp.Cluster(4)`, then torch imported and a gloo group formed on its engines
+warm    `ddp_notebook.start(4)` some time after `%load_ext`, when the host server has imported torch
+cold    `ddp_notebook.start(4)` with no host server
+import  torch imported, with `torch._dynamo`, which the first optimizer of a process imports
+least   a process that imports the same and forks children that only form a group: the minimum for a cold start
+
+Times run from the call to the end of the first all_reduce. They exclude the imports of the notebook process. For a warm
+start, the times of its stages are reported too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 from tests.benchmarks.results import Figure, moment, table
 
 WORLD_SIZE = 4
-BAR_WARM, BAR_COLD = 0.05, 0.35  # ratios to today's
+BAR_WARM, BAR_COLD = 0.05, 0.35  # ratios to `today`
 BAR_WARM_S, BAR_BEYOND_IMPORT_S = 0.3, 0.5
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 180
@@ -44,7 +44,7 @@ _OUR_CELL = f"x = torch.ones(1)\ndist.all_reduce(x)\nassert x.item() == {WORLD_S
 
 
 def sample_today_s() -> float:
-    """What users do without us: ipyparallel's defaults, and a cell that forms the group."""
+    """Measure the workflow without this package: ipyparallel's defaults, and a cell that forms the group."""
     import ipyparallel as ipp
 
     with tempfile.TemporaryDirectory() as directory:
@@ -61,7 +61,7 @@ def sample_today_s() -> float:
 
 
 def sample_warm_s() -> float:
-    """Ours, as after `%load_ext` and a moment of reading."""
+    """Measure a warm start, as after `%load_ext` and a short pause."""
     from ddp_notebook.launch import warm
 
     warm.prepare()
@@ -72,7 +72,7 @@ def sample_warm_s() -> float:
 
 
 def sample_cold_s() -> float:
-    """Ours, with whatever host server there is: none, unless one was started before."""
+    """Measure a start with the existing host server, which does not exist unless one was started before."""
     from ddp_notebook.api import start
     from ddp_notebook.launch.direct import DirectCluster
 
@@ -93,7 +93,7 @@ def sample_cold_s() -> float:
 
 
 def sample_import_s() -> float:
-    """What a process takes that trains and knows nothing of us."""
+    """Measure the imports of a plain training process."""
     began = time.perf_counter()
     import torch
     import torch._dynamo
@@ -123,14 +123,14 @@ print("done", flush=True)
 
 
 def sample_least_s() -> float:
-    """What a cold start takes at least: another process, for a notebook's own cannot be forked."""
+    """Measure the minimum for a cold start, in another process, because a notebook process cannot be forked."""
     began = time.perf_counter()
     with subprocess.Popen([sys.executable, "-c", _LEAST], stdout=subprocess.PIPE) as least:
         assert least.stdout is not None and least.stdout.readline()
         return time.perf_counter() - began
 
 
-stages_s: dict[str, float] = {}  # of this process's start
+stages_s: dict[str, float] = {}  # stages of this process's start
 _STAGES = {"processes": "every rank is there", "group": "the group has formed", "engines": "every rank has its engine"}
 SAMPLES: dict[str, Callable[[], float]] = {
     "today": sample_today_s,
@@ -142,8 +142,8 @@ SAMPLES: dict[str, Callable[[], float]] = {
 
 
 def sample_in_fresh_process_s(kind: str) -> tuple[float, dict[str, float]]:
-    """One start, in seconds, and when each of its stages was done."""
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}  # ours sets it; a host name that does not resolve costs time
+    """Run one start. Return its seconds, and the time of each stage."""
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}  # ours sets it; resolving a host name without an entry takes time
     env.pop("PYTHONUNBUFFERED", None)
     done = subprocess.run(
         [sys.executable, "-m", __spec__.name, "--sample", kind],
@@ -161,7 +161,7 @@ def sample_in_fresh_process_s(kind: str) -> tuple[float, dict[str, float]]:
 
 def measure(rounds: int = 3) -> list[Figure]:
     """Run all kinds in turn, `rounds` times."""
-    subprocess.run([sys.executable, "-c", "import torch._dynamo, ipyparallel"], check=True)  # the disk's cache
+    subprocess.run([sys.executable, "-c", "import torch._dynamo, ipyparallel"], check=True)  # fills the disk cache
     seconds: dict[str, list[float]] = {kind: [] for kind in SAMPLES}
     reached_s: dict[str, list[float]] = {stage: [] for stage in _STAGES}
     for number in range(rounds):

@@ -1,8 +1,8 @@
-"""What `survive` costs a training step: `python -m tests.benchmarks.survive`, from the root of the repository.
+"""Cost of `survive` for a training step: `python -m tests.benchmarks.survive`, from the root of the repository.
 
-Blocks of steps of one transformer in DDP with Adam take turns on the same two ranks: in a plain loop, and in one of
-`survive` that replaces ranks, which keeps parameters and optimizer in memory and gives a copy of the rest to the next.
-The least of the blocks counts, since what else the machine does only adds; and so does the processor time of rank 0.
+Blocks of steps of one transformer in DDP with Adam alternate on the same two ranks: in a plain loop, and in a `survive`
+loop that replaces ranks. The latter keeps parameters and optimizer state in memory and copies the rest to the next
+rank. Uses the minimum of the blocks, because other load only adds time, and the CPU time of rank 0.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if rank == 0: print(json.dumps([_size, _taken["survive"], _taken["plain"]]))
 
 
 def measure(blocks: int = 12) -> list[Figure]:
-    """One model after the other."""
+    """Measure one model after the other."""
     with ddp_notebook.start(WORLD_SIZE) as session:
         return [figure for width in WIDTHS for figure in _measure(session, width, blocks)]
 

@@ -1,8 +1,8 @@
 """Move 200 MB between the notebook and a rank: `python -m tests.benchmarks.values`, from the root of the repository.
 
-Processor time that the notebook and one rank spend in the operating system's kernel, against two processes that move
-the same bytes through a plain socket pair. Both are measured by turns; the least of the rounds counts, since other
-programs only add.
+Compares the kernel-mode CPU time of the notebook and one rank with that of two processes that move the same bytes
+through a plain socket pair. Measurements alternate, and the minimum of the rounds counts, because other load only adds
+time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BAR_RATIO = 2.0
 
 
 def measure() -> list[Figure]:
-    """Pull and push, each against a socket pair in the same run."""
+    """Measure pull and push, each compared with a socket pair in the same run."""
     import torch
 
     pairs, pulls, pushes, in_all = [], [], [], []
@@ -68,7 +68,7 @@ def _system_s(processes: list[psutil.Process]) -> float:
 
 
 def _pair() -> float:
-    """Processor time in the kernel to send the bytes to another process."""
+    """Return the kernel-mode CPU time of sending the bytes to another process."""
     before = os.times()
     receiver, sender = socket.socketpair()
     if (child := os.fork()) == 0:

@@ -1,4 +1,4 @@
-"""Where the browser tests get their browser: Debian's chromium, installed if that is allowed."""
+"""The browser of the browser tests: Debian's chromium, installed if allowed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import NoReturn
 import pytest
 
 ARGUMENTS = (
-    "--no-sandbox",  # root, as in a container, has no sandbox
+    "--no-sandbox",  # root in a container has no sandbox
     "--disable-gpu",
-    # Nothing that would call home.
+    # No background network traffic.
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-quic",
@@ -23,7 +23,7 @@ ARGUMENTS = (
 
 
 def executable() -> str:
-    """The path of chromium; skips the test if there is none and none can be installed (in CI: fails it)."""
+    """Return the path of chromium. If it cannot be installed, skip the test (in CI: fail it)."""
     missing = _missing_packages()
     if missing:
         _install(missing)
@@ -33,7 +33,7 @@ def executable() -> str:
 def _missing_packages() -> list[str]:
     missing = [] if shutil.which("chromium") else ["chromium"]
     try:
-        ctypes.CDLL("libatomic.so.1")  # playwright's driver is linked with it
+        ctypes.CDLL("libatomic.so.1")  # the driver of playwright is linked with it
     except OSError:
         missing.append("libatomic1")
     return missing

@@ -1,12 +1,12 @@
-"""A real JupyterLab, or Notebook 7, in a real browser, for tests that assert on what a user sees.
+"""A real JupyterLab or Notebook 7 in a real browser, for tests of what a user sees.
 
     with open_notebook(path) as lab:
         lab.run_all()
         lab.wait_for_text(2, "tensor([1., 1.])")
         lab.press_stop()
 
-Server and browser listen on loopback only, keep their files in a folder of their own, and are gone when the
-block is left, with all processes that the server started.
+Server and browser listen on loopback only and keep their files in a separate folder. At the end of the block they are
+stopped with all processes that the server started.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from playwright.sync_api import Locator, Page, expect, sync_playwright
 from tests.browser import chromium
 
 START_TIMEOUT_S = 60
-STOP_TIMEOUT_S = 30  # it takes 1 s; 4 s beside three others on two cores
+STOP_TIMEOUT_S = 30  # takes 1 s; 4 s in parallel with three others on two cores
 RUN_TIMEOUT_S = 60
 
 SCREENSHOTS = Path(__file__).parent / "screenshots"
 
-# What a fresh JupyterLab would fetch or ask, and what keeps cells off the screen out of the page.
+# Disable downloads of a fresh JupyterLab, and the windowing that removes cells outside of the screen.
 SETTINGS: dict[str, dict[str, object]] = {
     "apputils-extension/notification": {
         "fetchNews": "false",
@@ -49,7 +49,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A Jupyter server that we started."""
+    """A Jupyter server started by the tests."""
 
     process: psutil.Popen
     url: str  # http://127.0.0.1:PORT/
@@ -57,9 +57,9 @@ class Server:
 
 
 class JupyterLab:
-    """One notebook, open in JupyterLab or in Notebook 7, which is made of the same parts.
+    """One notebook, open in JupyterLab or in Notebook 7, which has the same components.
 
-    Its cells are counted from 0, text cells included.
+    Cells are counted from 0, including text cells.
     """
 
     def __init__(self, page: Page, server: Server) -> None:
@@ -72,7 +72,8 @@ class JupyterLab:
         self.page.locator(".lm-Menu-item[data-command='runmenu:run-all']").click()
 
     def run_cell(self, index: int) -> None:
-        """Start one cell with Ctrl+Enter, without waiting for it. A page that has only just come may not hear it."""
+        """Start one cell with Ctrl+Enter, without waiting for it. Retries, because a page that has just loaded may
+        ignore it."""
         prompt = self._cell(index).locator(".jp-InputPrompt")
         before = prompt.inner_text()
         for _ in range(3):
@@ -88,7 +89,7 @@ class JupyterLab:
         self.page.locator(".jp-NotebookPanel-toolbar [data-command='notebook:interrupt-kernel']").click()
 
     def text(self, index: int) -> str:
-        """The text of a cell's outputs as it stands on the page now."""
+        """Return the current text of a cell's outputs on the page."""
         return "\n".join(self._cell(index).locator(".jp-OutputArea-output").all_inner_texts())
 
     def wait_for_text(self, index: int, text: str, timeout_s: float = RUN_TIMEOUT_S) -> None:
@@ -97,12 +98,12 @@ class JupyterLab:
         try:
             expect(outputs).to_contain_text(text, timeout=timeout_s * 1000)
         except AssertionError:
-            # playwright's own message repeats the whole output several times
+            # the message of playwright repeats the whole output several times
             found = self.text(index)
             raise AssertionError(f"no {text!r} in cell {index} after {timeout_s} s, but:\n{found}") from None
 
     def wait_until_done(self, index: int, timeout_s: float = RUN_TIMEOUT_S) -> None:
-        """Wait until a cell has run: a number has taken the place of the star in its prompt."""
+        """Wait until a cell has run: its prompt shows a number instead of the star."""
         prompt = self._cell(index).locator(".jp-InputPrompt")
         try:
             expect(prompt).to_have_text(re.compile(r"^\[\d+\]:$"), timeout=timeout_s * 1000)
@@ -124,9 +125,11 @@ def open_notebook(
 ) -> Iterator[JupyterLab]:
     """Open a notebook in an app, "jupyterlab" or "notebook", with its kernel started and idle.
 
-    The server's root is the notebook's folder, and JupyterLab may write there. `env` is added to the
-    environment of the server and its kernels. When the block fails, a screenshot is left in `SCREENSHOTS`.
-    Skips the test where there is no chromium (see `chromium.executable`).
+    The root of the server is the notebook's folder, which JupyterLab may write to. If the block fails, a screenshot is
+    saved in `SCREENSHOTS`. Skips the test without chromium (see `chromium.executable`).
+
+    Args:
+        env: Variables added to the environment of the server and its kernels.
     """
     executable = chromium.executable()
     with (
@@ -149,7 +152,7 @@ def open_notebook(
                     expect(idle.first).to_be_visible(timeout=START_TIMEOUT_S * 1000)
                 else:
                     page.goto(f"{server.url}lab/tree/{notebook.name}?token={server.token}")
-                    # The toolbar's circle is idle before there is a kernel; the status bar is not.
+                    # The toolbar shows idle even before there is a kernel; the status bar does not.
                     status = page.locator("#jp-main-statusbar")
                     expect(status).to_contain_text("(ipykernel) | Idle", timeout=START_TIMEOUT_S * 1000)
                 yield lab
@@ -195,7 +198,7 @@ def _running_server(app: str, root: Path, folder: Path, extra_env: Mapping[str, 
 
 
 def _wait_for_url(process: psutil.Popen, runtime: Path, log: Path) -> str:
-    """The server chooses its port itself, and writes its address to a file once it listens."""
+    """Return the URL of the server, which chooses its port and writes its address to a file when it listens."""
     info = runtime / f"jpserver-{process.pid}.json"
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
@@ -208,10 +211,10 @@ def _wait_for_url(process: psutil.Popen, runtime: Path, log: Path) -> str:
 
 
 def _end(process: psutil.Popen, log: Path) -> None:
-    """End the server, which ends its kernels, and fail if anything of its process tree outlives it.
+    """End the server and its kernels. Fail if any process of its tree survives.
 
-    The server itself may: on a busy machine it has hung for good, its kernel gone, when it was told to end while a page
-    that had just been loaded again asked whether JupyterLab's build is up to date.
+    The server itself may survive. On a busy machine it has hung forever after its kernel had ended, because a page that
+    had just been reloaded requested the status of JupyterLab's build.
     """
     tree = [process]
     with suppress(psutil.NoSuchProcess):  # a test may have ended the server itself

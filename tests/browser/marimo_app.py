@@ -1,10 +1,10 @@
-"""A real marimo in a real browser: a notebook that is edited (`marimo edit`) or shown as an app (`marimo run`).
+"""A real marimo in a real browser: a notebook in the editor (`marimo edit`) or as an app (`marimo run`).
 
     with open_marimo(path) as page:
         page.run_all()
         page.wait_for_text("[0-1] tensor([1., 1.])")
 
-It comes from the folder that DDP_NOTEBOOK_TEST_MARIMO names, over the packages of this environment.
+marimo is in the folder DDP_NOTEBOOK_TEST_MARIMO, which precedes the packages of this environment.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ _CONTROLS = "[data-testid='chrome-controls-bottom-right']"
 
 
 class Marimo:
-    """One notebook, open."""
+    """One open notebook."""
 
     def __init__(self, page: Page, server: psutil.Popen) -> None:
         self.page = page
         self.server = server
 
     def run_all(self) -> None:
-        """Run all cells that never ran, through the button. A page that has only just come may not hear it."""
+        """Run all cells that never ran, with the button. Retries, because a page that has just loaded may ignore it."""
         button = self.page.locator(f"{_CONTROLS} [data-testid='run-button']")
-        expect(button).not_to_have_class(_INACTIVE, timeout=30_000)  # the cells are there
+        expect(button).not_to_have_class(_INACTIVE, timeout=30_000)  # the cells exist
         for _ in range(10):
             button.click()
             with suppress(AssertionError):
-                expect(button).to_have_class(_INACTIVE, timeout=3_000)  # none is left that never ran
+                expect(button).to_have_class(_INACTIVE, timeout=3_000)  # all cells have run
                 return
         raise AssertionError("no cell starts")
 
     def run_cell(self, index: int) -> None:
-        """Run one cell, and those that depend on it, through its button."""
+        """Run one cell, and the cells that depend on it, with its button."""
         cell = self.page.locator("[data-testid='cell-editor']").nth(index)
         cell.click()
         self.page.keyboard.press("Control+Enter")
@@ -64,7 +64,7 @@ class Marimo:
         self.page.locator(f"{_CONTROLS} [data-testid='interrupt-button']").click()
 
     def text(self) -> str:
-        """All that stands on the page now, code too."""
+        """Return all text on the page, including code."""
         return self.page.locator("body").inner_text()
 
     def wait_for_text(self, text: str, timeout_s: float = 60.0) -> None:
@@ -76,7 +76,7 @@ class Marimo:
 
 
 def folder() -> str:
-    """Where marimo lies; skips the test where it does not."""
+    """Return the folder of marimo. Skip the test if it does not exist."""
     found = os.environ.get("DDP_NOTEBOOK_TEST_MARIMO", "")
     if not Path(found, "marimo").is_dir():
         pytest.skip("DDP_NOTEBOOK_TEST_MARIMO names no folder with marimo; `make test-long` sets it")
@@ -85,7 +85,7 @@ def folder() -> str:
 
 @contextmanager
 def open_marimo(notebook: Path, mode: Literal["edit", "run"] = "edit") -> Iterator[Marimo]:
-    """Open a notebook of marimo's. When the block fails, a screenshot is left in `SCREENSHOTS`."""
+    """Open a marimo notebook. If the block fails, a screenshot is saved in `SCREENSHOTS`."""
     packages, token = folder(), secrets.token_hex(16)
     executable = chromium.executable()
     with tempfile.TemporaryDirectory(prefix="ddp_notebook_marimo_") as home, socket.socket() as free:

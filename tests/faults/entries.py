@@ -1,4 +1,4 @@
-"""Plays an entry of the table: lets one fault strike ranks that are in one state, and compares what is said."""
+"""Runs an entry of the fault table: injects one fault into ranks in one state, and checks the messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.faults.on_rank import Scene
 from tests.faults.table import AT_ONCE_S, END_S, FAULT, HANG_AFTER_S, HOLD_S, Fault, State, limit_s
 from tests.kernels import Reply
 
-_ONE_PRESS_S = 1.0  # presses of the stop button within so long count as one
+_ONE_PRESS_S = 1.0  # presses of the stop button within this time count as one
 _STRUCK_FROM_INSIDE = """
 if rank == victim:
     scene.wait_for("there", {others}, blocked={blocked})
@@ -37,24 +37,24 @@ try:
 finally:
     scene.mark("left")
 """
-# What may be said beside the error.
+# Other messages that may appear.
 _NOTE = re.compile(
     r"rank \d+ died\. %ddp_heal replaces it; .*"
     r"|rank \d+ was replaced and begins without variables: .*"
     r"|not ended yet: .*press stop again to replace (it|them), whose variables are lost"
     r"|ranks? [\d,-]+: no default process group after this cell; .*"
-    r"|\[[\d,-]+\] \[rank\d+(?: \| \d+)*\]:\[E.* monitoredBarrier.*"  # torch's own, of a rank that died
-    r"|\[[\d,-]+\] \[rank\d+(?: \| \d+)*\]:\[W.* The hostname of the client socket cannot be retrieved.*"  # of ::1
+    r"|\[[\d,-]+\] \[rank\d+(?: \| \d+)*\]:\[E.* monitoredBarrier.*"  # from torch, about a dead rank
+    r"|\[[\d,-]+\] \[rank\d+(?: \| \d+)*\]:\[W.* The hostname of the client socket cannot be retrieved.*"  # about ::1
     r"|group \[\d,\d\] of ranks \d,\d is not known on rank \d and cannot be used any more; make it again .*"
 )
 _ACT = re.compile(r"^ *ranks? (?P<ranks>[\d,-]+) (was |were |has |have )?(?P<act>.*)$", re.MULTILINE)
 
 
 def strike(ranks: Ranks, state: State, fault: Fault, victim: int) -> None:
-    """Play an entry.
+    """Run an entry of the table.
 
     Raises:
-        AssertionError, TimeoutError: something is not as it should be.
+        AssertionError, TimeoutError: A check failed.
     """
     with tempfile.TemporaryDirectory(prefix="scene-") as directory, ranks.given_up_on_failure():
         pids = ranks.set_up(directory, victim, state.setup)
@@ -66,7 +66,7 @@ def strike(ranks: Ranks, state: State, fault: Fault, victim: int) -> None:
         if fault.is_death and fault.signal != signal.SIGSTOP:
             assert f"rank {victim} was replaced" in _look_and_heal(ranks, victim)
         elif fault.is_death:
-            ranks.heal(victim)  # which was replaced already
+            ranks.heal(victim)  # the rank was already replaced
         ranks.check(pids, replaced=victim if fault.is_death else None)
         if state.again and (state.outlives_death or not fault.is_death):
             ranks.run(state.again)
@@ -75,7 +75,7 @@ def strike(ranks: Ranks, state: State, fault: Fault, victim: int) -> None:
 
 
 def _in_a_cell(ranks: Ranks, state: State, fault: Fault, victim: int, pid: int, scene: Scene) -> Reply:
-    """Run a cell into the fault, in time."""
+    """Run a cell that meets the fault, within the time limit."""
     others = [rank for rank in range(ranks.world_size) if rank != victim]
     code = (_STRUCK_FROM_INSIDE if fault.code else _STRUCK_FROM_OUTSIDE).format(
         others=others,
@@ -111,7 +111,7 @@ def _in_a_cell(ranks: Ranks, state: State, fault: Fault, victim: int, pid: int, 
 
 
 def _press_and_read_who_is_stopped(ranks: Ranks, victim: int, pid: int, held_s: float = 0.0) -> float:
-    """Press stop for the first time. Returns when that was."""
+    """Press stop for the first time. Return the time of the press."""
     pressed_at = time.monotonic()
     ranks.kernel.interrupt()
     told = ranks.kernel.wait_for_text("press stop again")
@@ -122,7 +122,7 @@ def _press_and_read_who_is_stopped(ranks: Ranks, victim: int, pid: int, held_s: 
 
 
 def _between_cells(ranks: Ranks, fault: Fault, victim: int, pid: int) -> None:
-    """Let the fault strike while no cell runs; the next cell says so."""
+    """Inject the fault while no cell runs, and check that the next cell reports it."""
     if fault.code:
         ranks.run(f"if rank == victim: threading.Timer(0.2, exec, [{fault.code!r}, globals()]).start()")
     elif fault.signal:
@@ -143,7 +143,7 @@ def _between_cells(ranks: Ranks, fault: Fault, victim: int, pid: int) -> None:
 
 
 def _wait_for_card(ranks: Ranks) -> str:
-    """Read the cell's output until it says that nothing goes on. Returns the card's text."""
+    """Read the output of the cell until the hang card appears. Return its text."""
     reply, until = Reply(), time.monotonic() + HANG_AFTER_S + END_S
     while not (cards := [data["text/plain"] for data in reply.displays if "no progress" in data["text/plain"]]):
         reply.read(ranks.kernel.client.get_iopub_msg(timeout=max(0.1, until - time.monotonic())))
@@ -151,7 +151,8 @@ def _wait_for_card(ranks: Ranks) -> str:
 
 
 def _look_and_heal(ranks: Ranks, victim: int) -> str:
-    """A cell runs on the others, which have their variables, and says why. Returns what the healing has said."""
+    """Run a cell on the other ranks, check their variables and the message, and heal. Return the output of the
+    healing."""
     reply = ranks.kernel.run(f"%%on_all_ranks\n{KEPT}")
     assert f"rank {victim} died" in reply.stderr, reply
     ranks.check_kept(reply, {rank: rank for rank in range(ranks.world_size) if rank != victim})
@@ -159,7 +160,7 @@ def _look_and_heal(ranks: Ranks, victim: int) -> str:
 
 
 def _check_text(reply: Reply, in_state: set[int], state: State, fault: Fault, victim: int) -> None:
-    """The error names the victim and what the others were in, and little else was said."""
+    """Check that the error names the victim and the actions of the other ranks, with little other output."""
     shown = reply.traceback
     assert reply.ename == fault.ename, reply
     acts = {rank: found["act"] for found in _ACT.finditer(shown) for rank in parse_ranks(found["ranks"], 99)}
@@ -172,11 +173,11 @@ def _check_text(reply: Reply, in_state: set[int], state: State, fault: Fault, vi
     assert set(acts) == in_state and all(re.search(state.line, act) for act in acts.values()), f"{acts} in {shown}"
     if fault.is_death and fault.signal != signal.SIGSTOP:
         assert f"rank {victim} died. %ddp_heal replaces it" in reply.stderr, reply
-    own = f"[{victim}]" if fault.name == "SIGSEGV" else "no line"  # Python's last words
+    own = f"[{victim}]" if fault.name == "SIGSEGV" else "no line"  # last words of Python
     lines = [line for line in reply.stderr.splitlines() if not line.startswith(own)]
     assert reply.stdout == "" and all(_NOTE.fullmatch(line) for line in lines), reply
 
 
 def _stopped(rank: int, pid: int) -> str:
-    """The pattern of what is said of a stopped process."""
+    """Return the pattern of the message about a stopped process."""
     return rf"rank {rank}\b.*its process \(?(pid )?{pid}\)? is stopped; kill -CONT {pid} lets it go on"

@@ -1,4 +1,4 @@
-"""A session of ranks in a real notebook that takes many faults in a row, and what has to hold after each of them."""
+"""A session in a real notebook for many faults in a row, and the checks after each of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.long.watching import pids_of_ranks
 from tests.test_cell_table import by_rank
 
 _ROOT = Path(__file__).parents[2]
-_NEXT_S = 20.0  # a cell that is to end well
+_NEXT_S = 20.0  # limit for a cell that must succeed
 _SET_UP = """
 kept = torch.arange(3) + 10 * rank
 words = {{"rank": [rank]}}
@@ -34,24 +34,24 @@ class Ranks:
     """Ranks of a notebook, for many entries in a row.
 
     Args:
-        world_size: their number.
-        where: options of `%ddp_start` that say where they are to be.
+        world_size: Number of ranks.
+        where: Options of `%ddp_start` that select the hosts of the ranks.
     """
 
     def __init__(self, world_size: int, where: str = "") -> None:
         self.world_size = world_size
         self._where = where
-        self.ended_s: list[float] = []  # what each cell took to its end
+        self.ended_s: list[float] = []  # duration of each cell
         self._running: NotebookKernel | None = None
-        self._children = 0  # of the host servers
+        self._children = 0  # number of processes started by the host servers
 
     @property
     def kernel(self) -> NotebookKernel:
-        """The notebook's; a new one after an entry that failed."""
+        """Return the kernel of the notebook; a new one after a failed entry."""
         if self._running is None:
             self._running = NotebookKernel(pythonpath=str(_ROOT))
             options = f"--grace {GRACE_S:g} --hang-after {HANG_AFTER_S:g} {self._where}"
-            # A cell with DDP may show a picture, and the first picture of a notebook imports this: 0.7 s, once.
+            # A cell with DDP may show a picture. The first picture of a notebook imports this for 0.7 s.
             self._running.run("import matplotlib.backends.backend_agg, ddp_notebook.observe.figures.bars")
             started = self._running.run(f"%load_ext ddp_notebook\n%ddp_start {self.world_size} {options}")
             assert started.status == "ok", started
@@ -59,14 +59,14 @@ class Ranks:
         return self._running
 
     def close(self) -> None:
-        """End the notebook. Doing it twice is no error."""
+        """End the notebook. Idempotent."""
         running, self._running = self._running, None
         if running is not None:
             running.close()
 
     @contextmanager
     def given_up_on_failure(self) -> Iterator[None]:
-        """Whatever comes after a failure in this block gets a new notebook."""
+        """Replace the notebook after a failure in this block."""
         try:
             yield
         except BaseException:
@@ -76,22 +76,22 @@ class Ranks:
     # ---- cells
 
     def run(self, code: str) -> Reply:
-        """Run a cell on all ranks; it has to end well."""
+        """Run a cell on all ranks, which must succeed."""
         reply = self.kernel.run(f"%%on_all_ranks\n{code}", _NEXT_S)
         assert reply.status == "ok", reply
         return reply
 
     def set_up(self, directory: str, victim: int = 0, code: str = "") -> list[int]:
-        """Give the ranks the variables of an entry. Returns their processes."""
+        """Set the variables of an entry on the ranks. Return the process ids of the ranks."""
         self.run(_SET_UP.format(victim=victim, directory=directory) + code)
         return self.pids()
 
     def pids(self) -> list[int]:
-        """The ranks' processes, by rank."""
+        """Return the process ids of the ranks, by rank."""
         return pids_of_ranks(self.kernel)
 
     def heal(self, victim: int) -> str:
-        """Give the victim's new process the variables of the next rank. Returns what was said."""
+        """Copy the variables of the next rank to the victim's new process. Return the output."""
         source = self._source(victim)
         reply = self.kernel.run(f"%ddp_heal --from {source}", _NEXT_S)
         assert re.search(rf"variables of rank {source} copied to rank {victim}: .*kept", reply.stdout), reply
@@ -103,11 +103,11 @@ class Ranks:
     # ---- what has to hold
 
     def check(self, before: list[int], replaced: int | None = None) -> None:
-        """The ranks communicate, have their variables, and are the same processes but for the one that was replaced.
+        """Check that the ranks communicate, have their variables, and are the same processes except for a replaced one.
 
         Args:
-            before: their processes before the fault.
-            replaced: the rank that is another process now, and has the variables of the next one.
+            before: Process ids before the fault.
+            replaced: Rank with a new process, which has the variables of the next rank.
         """
         everyone = range(self.world_size)
         total = float(sum(rank + 1 for rank in everyone))
@@ -124,12 +124,12 @@ class Ranks:
         assert len(children) == self._children, children
 
     def check_kept(self, reply: Reply, has_of: dict[int, int]) -> None:
-        """The cell `KEPT` has shown on each of these ranks the variables of another, or its own."""
+        """Check that the cell `KEPT` has shown on each of these ranks its own variables or those of another rank."""
         shown = by_rank(reply.stdout)
         wanted = {rank: [f"{[10 * of, 10 * of + 1, 10 * of + 2]} [{of}]"] for rank, of in has_of.items()}
         assert shown == wanted, shown
 
     def _of_host_servers(self) -> list[psutil.Process]:
-        """What these have started. Hosts of the tests share this machine's processes."""
+        """Return the children of the host servers. Hosts of the tests share the processes of this machine."""
         servers = self.kernel.run(_HOST_SERVERS).stdout.split()
         return [child for pid in servers for child in psutil.Process(int(pid)).children()]

@@ -1,4 +1,4 @@
-"""Hold threads as a debugger does: they do not run, and their process is not stopped."""
+"""Hold threads like a debugger: they do not run, but their process is not stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ sys.stdin.read()
 
 @contextmanager
 def held(threads: Sequence[int]) -> Iterator[int]:
-    """Hold these threads for the block. Yields the process that does. Skips the test where that is not allowed."""
+    """Hold these threads in the block. Yield the process id of the debugger. Skip the test if this is not permitted."""
     command = [sys.executable, "-c", _CODE, *map(str, threads)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -37,10 +37,10 @@ def held(threads: Sequence[int]) -> Iterator[int]:
         try:
             yield debugger.pid
         finally:
-            debugger.stdin.close()  # it ends, and they go on
+            debugger.stdin.close()  # the debugger ends, and the threads continue
             debugger.wait(10)
 
 
 def threads_of(pid: int) -> list[int]:
-    """All threads of a process."""
+    """Return all threads of a process."""
     return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))

@@ -1,4 +1,4 @@
-"""What entries of the table use on the ranks: meeting without a collective, and holding the interpreter."""
+"""Helpers for table entries on the ranks: synchronisation without a collective, and holding the interpreter."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 from types import FrameType
 
 _DEADLINE_S = 30.0
-_BLOCKED_S = 0.06  # a main thread that was not switched for so long sleeps
+_BLOCKED_S = 0.06  # a main thread without context switches for this time is asleep
 
 
 class Scene:
-    """Who has come how far, as files that the ranks and the test see.
+    """Progress marks of the ranks, as files that the ranks and the test can read.
 
     Args:
-        directory: of these files; empty at first.
-        rank: whose marks are made; -1: the test's.
+        directory: Directory of these files; empty at first.
+        rank: Rank that sets marks; -1 for the test.
     """
 
     def __init__(self, directory: str, rank: int = -1) -> None:
@@ -29,14 +29,14 @@ class Scene:
         self._rank = rank
 
     def mark(self, what: str) -> None:
-        """Say that this rank has come so far, and when."""
+        """Set a mark for this rank, with its time."""
         file = self.directory / f"{what}-{self._rank}"
         new = file.with_suffix(".new")
         new.write_text(f"{os.getpid()} {time.monotonic()}")
         new.rename(file)
 
     def mark_inside(self, what: str) -> None:
-        """Do so once the main thread is in a call that the cell makes after this one."""
+        """Set a mark when the main thread is in the next call of the cell."""
         cell, main = sys._getframe(1).f_code.co_filename, threading.get_ident()
 
         def watch() -> None:
@@ -47,7 +47,7 @@ class Scene:
         threading.Thread(target=watch, daemon=True).start()
 
     def seen(self, what: str, rank: int) -> tuple[int, float] | None:
-        """The process that has left this mark, and at which monotonic time; None: not yet."""
+        """Return the process id and the monotonic time of a mark; None if it is not set."""
         try:
             pid, at_s = (self.directory / f"{what}-{rank}").read_text().split()
         except FileNotFoundError:
@@ -55,7 +55,7 @@ class Scene:
         return int(pid), float(at_s)
 
     def wait_for(self, what: str, ranks: Collection[int], *, blocked: bool = False) -> dict[int, tuple[int, float]]:
-        """Wait until these ranks have left the mark and, where they are to be `blocked`, sleep."""
+        """Wait until these ranks have set the mark and, if `blocked`, are asleep."""
         until = time.monotonic() + _DEADLINE_S
         while time.monotonic() < until:
             marks = {rank: found for rank in ranks if (found := self.seen(what, rank)) is not None}
@@ -66,7 +66,7 @@ class Scene:
 
 
 def _is_between(frame: FrameType | None, cell: str) -> bool:
-    """Whether a main thread is in the cell's own lines, or still in those that start the watch."""
+    """Return whether a main thread is in the cell's own lines, or in those that start the watch."""
     if frame is None or frame.f_code.co_filename == cell:
         return True
     while frame is not None and frame.f_code.co_filename != cell:
@@ -77,7 +77,7 @@ def _is_between(frame: FrameType | None, cell: str) -> bool:
 
 
 def _are_blocked(pids: Collection[int]) -> bool:
-    """Whether all these main threads sleep, and do so for a while."""
+    """Return whether all these main threads are asleep for a while."""
     before = [_switches(pid) for pid in pids]
     if None in before:
         return False
@@ -86,7 +86,7 @@ def _are_blocked(pids: Collection[int]) -> bool:
 
 
 def _switches(pid: int) -> str | None:
-    """How often the main thread was switched, while it sleeps; None: it runs."""
+    """Return the context switches of a sleeping main thread; None if it is running."""
     status = Path(f"/proc/{pid}/task/{pid}/status").read_text()
     if "\nState:\tS" not in status:
         return None
@@ -94,6 +94,6 @@ def _switches(pid: int) -> str | None:
 
 
 def hold_interpreter(seconds: float) -> None:
-    """One call in C that lets no other thread run, and no signal handler, for so long."""
+    """Run one call in C that blocks all other threads and signal handlers for this time."""
     until = time.monotonic() + seconds
     collections.deque(itertools.takewhile(until.__gt__, iter(time.monotonic, None)), maxlen=0)

@@ -1,4 +1,4 @@
-"""Stop the processes of a session one after the other, and check the messages in each place where the user can be."""
+"""Stop the processes of a session one after the other, and check the messages in each situation of the user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 from tests.faults.holding import held, threads_of
 from tests.kernels import NotebookKernel, Reply
 
-NAMED_S = 3.0  # until a sentence names the process
+NAMED_S = 3.0  # until a message names the process
 BACK_S = 6.0  # until the prompt is back after a press of stop
 _ROOT = Path(__file__).parents[2]
 _END_S = 30.0
@@ -22,14 +22,14 @@ SUM = "%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); print('sum', int(x
 GROUP = "%%on_all_ranks\ngroup = dist.new_group([0, 1])"
 SLEEP = "%%on_all_ranks\nimport time\nfor _ in range(600): time.sleep(0.1)"
 
-# Commands that need a process and have to name it when it is stopped. Other commands go on.
+# Commands that need a process and must name it if it is stopped. Other commands continue.
 RANK = ["client", "cell", "group", "stop", "status", "heal", "reform", "pull", "check", "call by client"]
 RANK += ["execute by client", "resize", "restart"]
 STORE = ["group", "stop", "status", "heal", "reform"]
 HOST_SERVER = ["client", "cell", "group", "running", "stop", "status", "heal", "reform", "resize", "restart"]
 KEEPER = ["cell", "group", "running", "stop", "status", "heal", "reform", "pull", "check", "resize"]
 CONTROLLER = ["status", "client"]
-# A rank that another one calls by RPC, whether or not it runs the cell too.
+# A rank that another rank calls by RPC, even if it does not run the cell.
 RPC = ["call", "call from some", "to_here", "shutdown"]
 TABLE = {"rank": RANK, "store": STORE, "host server": HOST_SERVER, "keeper": KEEPER, "controller": CONTROLLER}
 LINES = {
@@ -60,8 +60,8 @@ class Stopping:
     """A notebook with two ranks.
 
     Args:
-        start: the line that starts them.
-        env: of the notebook.
+        start: Line that starts the ranks.
+        env: Environment of the notebook.
     """
 
     def __init__(self, start: str = "%ddp_start 2", env: dict[str, str] | None = None) -> None:
@@ -76,7 +76,7 @@ class Stopping:
         assert self.kernel.run("%%on_all_ranks\nkept = 10 + rank").status == "ok"
 
     def pid(self, name: str) -> int:
-        """The process that has this name in the table."""
+        """Return the process id for a name in the table."""
         if name == "keeper":
             return psutil.Process(self.pid("host server")).ppid()
         if name == "watchdog":
@@ -92,7 +92,7 @@ class Stopping:
 
     @contextlib.contextmanager
     def stopped(self, pid: int) -> Iterator[None]:
-        """Stop a process for the block. Returns when it goes on, or has ended."""
+        """Stop a process for the block. Returns when it continues or has ended."""
         process = psutil.Process(pid)
         process.suspend()
         until = time.monotonic() + _END_S
@@ -105,13 +105,14 @@ class Stopping:
                 process.resume()
 
     def play(self, name: str, where: str) -> None:
-        """Stop a process while the user is somewhere: it is named in time, and the session comes back.
+        """Stop a process in a situation of the user. Check that a message names it in time, and that the session
+        recovers.
 
         Raises:
-            AssertionError, TimeoutError: something is not as it should be.
+            AssertionError, TimeoutError: A check failed.
         """
         pid = self.pid(name)
-        if "by client" in where:  # calls, not the first use, which starts a controller
+        if "by client" in where:  # calls, without the first use, which starts a controller
             assert self.kernel.run("session.client").status == "ok"
         said = rf"\b{pid}\b.*\b(kill -CONT {pid}|was replaced)\b"
         if where == "running":
@@ -133,8 +134,10 @@ class Stopping:
         self.check_comes_back()
 
     def play_held(self, name: str, line: str, *, only_main: bool = False) -> None:
-        """Hold the threads of a process as a debugger does: a line in the notebook names it in time, and the session
-        comes back. The debugger is found by asking the process in vain first, which takes a second and a half.
+        """Hold the threads of a process like a debugger. Check that a message names it in time, and that the session
+        recovers.
+
+        The message appears after an unanswered request to the process, which takes 1.5 s.
         """
         pid = self.pid(name)
         with held([pid] if only_main else threads_of(pid)) as debugger:
@@ -164,7 +167,7 @@ class Stopping:
         assert reply.ename == "KeyboardInterrupt", (shown, reply)
 
     def expect(self, pattern: str, timeout_s: float) -> str:
-        """Read what the running cell shows until that matches."""
+        """Read the output of the running cell until it matches."""
         reply, until = Reply(), time.monotonic() + timeout_s
         while True:
             shown = "\n".join(
@@ -178,24 +181,24 @@ class Stopping:
                 raise AssertionError(f"not within {timeout_s:g} s: {pattern}; only {reply}") from None
 
     def end(self, message: str) -> Reply:
-        """Let the cell end, by itself or by stop."""
+        """End the cell, by itself or by stop."""
         with contextlib.suppress(TimeoutError):
             return self.kernel.finish(message, 1.0)
         self.kernel.interrupt()
         return self.kernel.finish(message, BACK_S)
 
     def check_comes_back(self) -> None:
-        """The session goes on, with all variables."""
+        """Check that the session works, with all variables."""
         until = time.monotonic() + _END_S
         while True:
             reply = self.kernel.run(SUM, _END_S)
             if reply.status == "ok" or time.monotonic() > until:
                 break
-            time.sleep(0.1)  # a cell that was left may end only now
+            time.sleep(0.1)  # an abandoned cell may end only now
         assert "[0-1] sum 2 kept 10 | 11\n" in reply.stdout, reply
 
     def close(self) -> None:
-        """End the notebook. Doing it twice is no error."""
+        """End the notebook. Idempotent."""
         with contextlib.suppress(Exception):
             self.kernel.run("%ddp_stop", _END_S)
         self.kernel.close()

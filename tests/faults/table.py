@@ -1,6 +1,6 @@
-"""Faults, and the states that the other ranks are in when they strike: data only, see `harness`.
+"""Faults, and the states of the other ranks when they occur. Data only, see `harness`.
 
-On the ranks are `rank`, `world_size`, `victim` (the rank that the fault strikes) and the modules that a cell needs.
+Ranks have the variables `rank`, `world_size`, `victim` (the rank with the fault) and the modules that a cell needs.
 """
 
 from __future__ import annotations
@@ -9,46 +9,46 @@ import signal
 from dataclasses import dataclass
 from itertools import product
 
-GRACE_S = 1.0  # of the sessions
+GRACE_S = 1.0  # grace period of the sessions
 HANG_AFTER_S = 2.0
-AT_ONCE_S = 1.0  # what a fault may cost where the others can only wait, and the stop button always
-END_S = 2.0  # what ranks get to end a cell when they were told to
-HOLD_S = 2.5  # how long a state holds the interpreter
+AT_ONCE_S = 1.0  # limit if the other ranks are blocked on the victim, and for the stop button
+END_S = 2.0  # time for ranks to end a cell after an interrupt
+HOLD_S = 2.5  # time for which a state holds the interpreter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What ranks are in when a fault strikes."""
+    """State of the ranks when a fault occurs."""
 
     name: str
-    enter: str = ""  # a rank's way into the state, where it stays; "": no cell runs
-    line: str = ""  # pattern of what the message says about a rank in it
-    setup: str = ""  # before, on all ranks
-    again: str = ""  # what `setup` has made is used once more, on all ranks
-    leave: str = ""  # at last, on all ranks
-    is_wait: bool = True  # for the victim, which a failure ends at once; else there is a grace
+    enter: str = ""  # code with which a rank enters the state and stays there; "": no cell runs
+    line: str = ""  # pattern of the message about a rank in this state
+    setup: str = ""  # code before, on all ranks
+    again: str = ""  # code that uses the objects of `setup` again, on all ranks
+    leave: str = ""  # code at the end, on all ranks
+    is_wait: bool = True  # waits for the victim and so ends at once on a failure; otherwise there is a grace period
     is_blocked: bool = True  # the main thread sleeps
-    polls: bool = False  # in a call that looks every few milliseconds; then it is not blocked
-    holds_interpreter: bool = False  # nothing ends it before it returns
-    takes_victim: bool = False  # all ranks can be in it together; else the victim stays out, or nobody would be stuck
+    polls: bool = False  # in a call that polls every few milliseconds, so it is not blocked
+    holds_interpreter: bool = False  # nothing can end it before it returns
+    takes_victim: bool = False  # all ranks can be in it together; otherwise the victim stays out
     outlives_death: bool = True  # a new rank can take part in `again` after `%ddp_heal --from`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What strikes the victim."""
+    """Fault of the victim."""
 
     name: str
-    code: str = ""  # that the victim runs
-    signal: int = 0  # that its process gets
-    presses: int = 0  # of the stop button
-    ename: str = "KeyboardInterrupt"  # how the cell ends
-    text: str = ""  # pattern of what is said of the victim
+    code: str = ""  # code that the victim runs
+    signal: int = 0  # signal sent to its process
+    presses: int = 0  # presses of the stop button
+    ename: str = "KeyboardInterrupt"  # exception that ends the cell
+    text: str = ""  # pattern of the message about the victim
     is_death: bool = False
 
     @property
     def is_interrupt(self) -> bool:
-        """Strikes all ranks alike."""
+        """Return whether the fault affects all ranks alike."""
         return not (self.code or self.signal)
 
 
@@ -64,7 +64,7 @@ STATES = [
     State(name="idle"),
     State(
         name="Python loop",
-        enter="n = 0\nwhile True: n += 1",  # Python 3.11 skips the `finally` around a loop that only passes
+        enter="n = 0\nwhile True: n += 1",  # Python 3.11 skips the `finally` around an empty loop
         line=rf"^interrupted at {_AT_LINE}$",
         is_wait=False,
         is_blocked=False,
@@ -105,7 +105,7 @@ STATES = [
         "assert model.module.weight.grad.unique().tolist() == [3.0 * (world_size + 1)], model.module.weight.grad",
     ),
     State(
-        name="sub-group",  # of the victim and its neighbour; the others have gone on
+        name="sub-group",  # contains the victim and its neighbour; the others have continued
         setup="pair = dist.new_group(sorted({victim, (victim + 1) % world_size}))",
         enter="if rank == (victim + 1) % world_size: dist.all_reduce(torch.ones(8), group=pair)\nelse: dist.barrier()",
         line=r"^waited in (all_reduce #\d+ of group \[\d+,\d+\] \(float32\[8\], |barrier #\d+ of group default \()"
@@ -113,7 +113,7 @@ STATES = [
         again="y = torch.ones(8)\nif victim in (rank, (rank - 1) % world_size): dist.all_reduce(y, group=pair)\n"
         "assert y[0] == 1 + (victim in (rank, (rank - 1) % world_size))",
         leave="if 'pair' in globals(): dist.destroy_process_group(pair); del pair",
-        outlives_death=False,  # the new rank is in no group but the default one, and the message says so
+        outlives_death=False,  # the new rank is only in the default group, and the message says so
     ),
     State(
         name="FSDP forward",
@@ -130,7 +130,7 @@ STATES = [
         name="init_process_group",  # without the victim
         enter="dist.destroy_process_group(); dist.init_process_group('gloo')",
         line=rf"^interrupted at {_AT_LINE}, in init_process_group$",
-        is_wait=False,  # as far as anybody can know
+        is_wait=False,  # not detectable as a wait
     ),
     State(
         name="monitored_barrier",
@@ -147,7 +147,7 @@ STATES = [
     State(
         name="TCPStore, workers are missing",
         enter="dist.TCPStore('localhost', 0, 2, is_master=True)",
-        line=rf"^interrupted at {_AT_LINE}(, in TCPStore)?$",  # not yet in it, perhaps
+        line=rf"^interrupted at {_AT_LINE}(, in TCPStore)?$",  # it may not have entered the call yet
         is_wait=False,
         is_blocked=False,
         polls=True,
@@ -170,7 +170,7 @@ STATES = [
         takes_victim=True,
     ),
     State(
-        name="future in a pool",  # whose `with` joins the worker when the wait has been interrupted
+        name="future in a pool",  # its `with` joins the worker after the wait was interrupted
         setup=_EVENT,
         enter="with concurrent.futures.ThreadPoolExecutor() as pool: pool.submit(event.wait).result()",
         line=rf"^interrupted at {_AT_LINE}, in result$",
@@ -211,10 +211,10 @@ FAULTS = [
     Fault(name="os._exit", code="os._exit(3)", ename="RankDiedError", text="exited with status 3", is_death=True),
     Fault(name="SIGSEGV", code="ctypes.string_at(0)", ename="RankDiedError", text="killed by SIGSEGV", is_death=True),
     Fault(name="SIGKILL", signal=signal.SIGKILL, ename="RankDiedError", text="killed by SIGKILL", is_death=True),
-    # The first press ends the cell on the others, the second replaces the rank that does not answer.
+    # The first press ends the cell on the other ranks, the second replaces the stopped rank.
     Fault(name="SIGSTOP", signal=signal.SIGSTOP, presses=2, text="killed by the second press of stop", is_death=True),
     Fault(name="interrupt", presses=1),
-    Fault(name="double interrupt", presses=2),  # 0.2 s apart: it counts as one
+    Fault(name="double interrupt", presses=2),  # 0.2 s apart, so they count as one
 ]
 
 STATE = {state.name: state for state in STATES}
@@ -222,7 +222,7 @@ FAULT = {fault.name: fault for fault in FAULTS}
 
 
 def makes_sense(state: State, fault: Fault) -> bool:
-    """What raises needs a cell to raise in: between cells there is no code of the user's that could."""
+    """Return whether a combination is possible: an exception needs a running cell."""
     return state.name != "idle" or fault.ename != "RankError"
 
 
@@ -230,7 +230,7 @@ PAIRS = [(state, fault) for state, fault in product(STATES, FAULTS) if makes_sen
 
 
 def limit_s(state: State, fault: Fault) -> float:
-    """What the cell may take to its end, from the strike or the last press."""
+    """Return the time limit of the cell, from the fault or the last press."""
     held_s = HOLD_S if state.holds_interpreter else 0.0
     if fault.presses or state.is_wait:
         return AT_ONCE_S + held_s

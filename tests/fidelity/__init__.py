@@ -1,5 +1,5 @@
-"""What torch and Python tell a user of a program is what they tell on ranks without us.
+"""torch and Python report the same about a program on ranks as without this package.
 
-program         a program that asks them all
-test_fidelity   it runs on bare ranks and in a cell
+program         a program that queries all of these reports
+test_fidelity   runs it on bare ranks and in a cell
 """

@@ -1,4 +1,4 @@
-"""What torch and Python tell about a program, as one line of JSON. Runs as a script, and as a cell."""
+"""Reports of torch and Python about a program, as one line of JSON. Runs as a script and as a cell."""
 
 import gc
 import io
@@ -66,7 +66,7 @@ def train(model, after_step=lambda: None):
 
 
 def of_profile(result):
-    """How often each operator ran, and what it has allocated: both are the same in every run."""
+    """Return how often each operator ran, and its allocated memory. Both are the same in every run."""
     return {
         one.key: [one.count, one.self_cpu_memory_usage if one.key.startswith("aten::empty") else 0]
         for one in result.key_averages()
@@ -75,7 +75,7 @@ def of_profile(result):
 
 
 model = make()
-communicate()  # what is done once only
+communicate()  # initialisation, done only once
 train(model)
 for name, all_threads in (("profile", False), ("profile of all threads", True)):
     options = torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads)
@@ -128,9 +128,9 @@ for mode in (Functions(), Operators()):
 
 
 def statistics(model):
-    """DDP's: of times, whether they are there."""
+    """Return the statistics of DDP. For times, return only whether they exist."""
     facts = model._get_ddp_logging_data()
-    places = ("gloo_socket_ifname", "master_addr", "master_port")  # as the environment says
+    places = ("gloo_socket_ifname", "master_addr", "master_port")  # from the environment
     return {name: bool(fact) if "time" in name else fact for name, fact in facts.items() if name not in places}
 
 
@@ -169,7 +169,7 @@ for name, read in (("_dump_fr_trace", pickle.loads), ("_dump_fr_trace_json", jso
         [entry["profiling_name"], list(entry["process_group"]), entry["collective_seq_id"]]
         for entry in traces["entries"]
     ] + [
-        # not the last completed one: gloo's thread may note that later
+        # not the last completed one, which the thread of gloo may set later
         [str(status[f"last_{what}_collective"]) for what in ("enqueued", "started")]
         for status in traces["pg_status"].values()
     ]
@@ -198,7 +198,7 @@ logging.getLogger("mine").debug("hello")
 communicate()
 train(make())
 short_lived = dist.new_group([0, 1])
-dist.barrier()  # who destroys it while the other one still connects fails it there
+dist.barrier()  # a rank that destroys it while the other one is still connecting would make the other one fail
 dist.destroy_process_group(short_lived)
 for handler in logging.root.handlers[:]:
     logging.root.removeHandler(handler)

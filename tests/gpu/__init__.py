@@ -1,1 +1,1 @@
-"""What needs a CUDA device."""
+"""Tests that need a CUDA device."""

@@ -1,4 +1,4 @@
-"""What tests on GPUs need, and why they are skipped where there is none."""
+"""Fixtures of the GPU tests, and the reasons to skip them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ names = [torch.cuda.get_device_name(i) for i in range(found)]
 nccl = ".".join(map(str, torch.cuda.nccl.version())) if found else "none"
 print(json.dumps([names, f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}"]))
 """
-_machine: list[str] = []  # what the tests ran on, for the table
+_machine: list[str] = []  # description of the machine, for the table
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -48,10 +48,10 @@ def visible_gpus() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def gpus(visible_gpus) -> list[str]:
-    """The names of the GPUs that torch can use, asked in a process of its own."""
+    """Return the names of the GPUs that torch can use, determined in a separate process."""
     if shutil.which("nvidia-smi") is None:
         pytest.skip("no CUDA device: there is no nvidia-smi")
-    env = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the driver's order, which is ours
+    env = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # order of the driver, which this package uses
     asked = subprocess.run([sys.executable, "-c", _LOOK], env=env, capture_output=True, text=True, timeout=120)
     if asked.returncode != 0:
         pytest.skip(f"no CUDA device: torch failed to look for one: {asked.stderr[-500:]}")

@@ -1,4 +1,4 @@
-"""One table of what a run of the tests on GPUs has seen, in Markdown, to be kept with the results."""
+"""A Markdown table with the results of the GPU tests."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 
 def table(machine: str, reports: Iterable[Any]) -> Iterator[str]:
-    """Its lines.
+    """Yield the lines of the table.
 
     Args:
-        machine: what the tests ran on.
-        reports: pytest's, of these tests. What a test has noted with `record_property` is in its last column.
+        machine: Description of the machine.
+        reports: pytest reports of these tests. The last column contains their `record_property` values.
     """
     yield f"{machine}:"
     yield ""
@@ -26,7 +26,7 @@ def table(machine: str, reports: Iterable[Any]) -> Iterator[str]:
 
 
 def _reason(report: pytest.TestReport) -> list[str]:
-    """Why it was skipped or has failed."""
+    """Return the reason why a test was skipped or has failed."""
     match report.outcome, report.longrepr:
         case "skipped", (_, _, reason):
             return [str(reason).removeprefix("Skipped: ")]

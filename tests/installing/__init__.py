@@ -1,5 +1,5 @@
-"""ddp_notebook installed beside the versions of others, in environments without anything of the checkout.
+"""ddp_notebook installed with other package versions, in environments without files of the checkout.
 
-environments           makes such environments; the lists of Colab's and Kaggle's versions are in `tests/matrix`
+environments           creates these environments; the lists of Colab's and Kaggle's versions are in `tests/matrix`
 execute                runs a notebook in one
 """

@@ -1,4 +1,4 @@
-"""What the tests of this folder share."""
+"""Fixtures of the tests in this folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="package")
 def wheel(tmp_path_factory) -> Path:
-    """Our wheel, built of this checkout."""
+    """Build the wheel of this checkout, and return its path."""
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""Virtual environments without anything of this checkout. torch, which is large, is lent to them by links."""
+"""Virtual environments without files of this checkout. torch, which is large, is linked into them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "DDP_NOTEBOOK_TEST_IPYKERN
 
 
 class Environment:
-    """A virtual environment of the Python that runs this.
+    """A virtual environment with the running Python.
 
     Args:
-        folder: where it is made.
+        folder: Folder of the environment.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,14 +37,14 @@ class Environment:
             self.pip("uninstall", "-q", "-y", "setuptools")
 
     def run(self, *arguments: str, before: tuple[str, ...] = (), **variables: str) -> str:
-        """Run its Python outside of the checkout. Returns what was printed.
+        """Run its Python outside of the checkout. Return the output.
 
         Args:
-            before: a command that runs this one, such as `unshare`.
-            variables: on top of this process's environment, less what leads to other packages.
+            before: Command that runs this one, such as `unshare`.
+            variables: Added to the environment of this process, without variables that lead to other packages.
 
         Raises:
-            AssertionError: it failed; with its words.
+            AssertionError: The command failed; contains its output.
         """
         env = {name: value for name, value in os.environ.items() if name not in _HIDDEN}
         command = [*before, str(self.python), *arguments]
@@ -56,12 +56,12 @@ class Environment:
         return self.run("-m", "pip", "--disable-pip-version-check", *arguments, before=before)
 
     def versions(self) -> dict[str, str]:
-        """What is installed, by name."""
+        """Return the installed versions by name."""
         listed = json.loads(self.pip("list", "--format", "json"))
         return {canonicalize_name(one["name"]): one["version"] for one in listed}
 
     def lend(self, *names: str) -> None:
-        """Link packages of the environment that runs this, with what they need, unless they are there."""
+        """Link packages of the current environment and their requirements, unless they are installed."""
         present = set(self.versions())
         for one in _with_what_they_need(names):
             if canonicalize_name(one.name) in present:
@@ -74,10 +74,10 @@ class Environment:
 
 
 def of_list(folder: Path, name: str) -> Environment:
-    """An environment with the packages of a list, and torch.
+    """Create an environment with the packages of a list, and torch.
 
     Args:
-        folder: where it is made.
+        folder: Folder of the environment.
         name: "colab" or "kaggle".
     """
     made = Environment(folder)
@@ -87,7 +87,7 @@ def of_list(folder: Path, name: str) -> Environment:
 
 
 def versions_of(name: str) -> dict[str, str]:
-    """The versions of a list."""
+    """Return the versions in a list."""
     lines = (LISTS / f"{name}.txt").read_text().splitlines()
     pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
     return {canonicalize_name(package): version for package, version in pairs}
@@ -99,7 +99,7 @@ def _with_what_they_need(names: tuple[str, ...]) -> list[Distribution]:
     wanted = list(names)
     while wanted:
         name = canonicalize_name(wanted.pop())
-        if name in found or name not in here:  # one that is not here is not needed here
+        if name in found or name not in here:  # a package that is not installed here is not required here
             continue
         found[name] = here[name]
         asked = (Requirement(text) for text in here[name].requires or ())
@@ -108,13 +108,13 @@ def _with_what_they_need(names: tuple[str, ...]) -> list[Distribution]:
 
 
 def checkout_files(modules: str) -> list[str]:
-    """Of the paths in some text, one a line, those of this checkout."""
+    """Return the lines of a text that are paths in this checkout."""
     root = str(ROOT)
     return [line for line in modules.splitlines() if re.match(re.escape(root) + r"/(?!\.venv)", line)]
 
 
 def without_network() -> tuple[str, ...]:
-    """A command that runs another one with nothing but a loopback interface, for `Environment.run(before=...)`."""
+    """Return a command that runs another one with only a loopback interface, for `Environment.run(before=...)`."""
     up = "import fcntl, os, socket, struct, sys\n"
     up += "with socket.socket() as s:\n"
     up += "    fcntl.ioctl(s, 0x8914, struct.pack('16sH14s', b'lo', 0x1 | 0x40, b''))\n"  # SIOCSIFFLAGS: up, running

@@ -1,5 +1,8 @@
-"""Run a notebook as a program of its own: `python execute.py in.ipynb out.ipynb [PYTHON]`. Imports nothing of this
-repository, so that an environment which lacks it can run this. PYTHON is the kernel's, or else the same."""
+"""Run a notebook as a separate program: `python execute.py in.ipynb out.ipynb [PYTHON]`.
+
+Imports nothing of this repository, so that an environment without it can run this. PYTHON is the interpreter of the
+kernel, by default the same.
+"""
 
 from __future__ import annotations
 

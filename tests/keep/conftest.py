@@ -1,4 +1,4 @@
-"""Kept sessions in a folder of their own, which are ended when the test ends."""
+"""Kept sessions in a separate folder, which end with the test."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.kernels import NotebookKernel
 
 @pytest.fixture
 def runtime(monkeypatch) -> Iterator[Path]:
-    """The user's runtime directory, for this test only. Whatever is kept there when it ends is stopped."""
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir="/tmp"))  # a socket's path is short
+    """Set the user's runtime directory for this test only. Sessions that are kept there are stopped at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir="/tmp"))  # the path of a Unix socket must be short
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     yield folder
     for entry in entries.entries():
@@ -31,7 +31,7 @@ def runtime(monkeypatch) -> Iterator[Path]:
 
 @pytest.fixture
 def notebook(runtime, make_kernel) -> Callable[..., NotebookKernel]:
-    """Start a kernel with the extension, without a host server that waits."""
+    """Start a kernel with the extension, without an idle host server."""
 
     def make(line: str = "") -> Any:
         kernel = make_kernel(env={"XDG_RUNTIME_DIR": str(runtime), "DDP_NOTEBOOK_PRELOAD": "0"})
@@ -45,7 +45,7 @@ def notebook(runtime, make_kernel) -> Callable[..., NotebookKernel]:
 
 
 def kill(kernel: NotebookKernel) -> None:
-    """SIGKILL, and it is gone."""
+    """Kill the kernel with SIGKILL, and wait until it has ended."""
     os.kill(kernel.pid, signal.SIGKILL)
     assert kernel.manager is not None
     wait_until(lambda: not kernel.manager.is_alive(), what="the kernel is gone")

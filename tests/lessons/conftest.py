@@ -1,4 +1,4 @@
-"""Sessions of tests of the lessons."""
+"""Sessions for the tests of the lessons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="module", params=[3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 4))])
 def ranks(request, waiting_host_server) -> Iterator[int]:
-    """As many ranks as this number are running. (Among three there are groups of two.)"""
+    """Start this number of ranks. (With three ranks there are groups of two.)"""
     from ddp_notebook import api
 
     waiting_host_server()
@@ -20,7 +20,7 @@ def ranks(request, waiting_host_server) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def session(waiting_host_server) -> Iterator[Any]:
-    """Two ranks."""
+    """Start two ranks."""
     from ddp_notebook import api
 
     waiting_host_server()

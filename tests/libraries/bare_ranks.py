@@ -1,4 +1,4 @@
-"""Processes in a group of gloo's, without anything of ours: forked for one test, as torch's own tests start them."""
+"""Processes in a gloo group without this package, forked for one test like torch's own tests do."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 60.0  # for one test
+LIMIT_S = 60.0  # limit for one test
 
 
 def on_bare_ranks(run: Callable[[int], str], world_size: int, directory: Path, waits_s: int) -> list[str]:
     """Run a test on processes that are forked for it.
 
     Args:
-        run: gets the rank, and tells how the test has ended on it.
-        directory: for what they write, and for the file at which they meet.
-        waits_s: the group's timeout.
+        run: Function that gets the rank and returns how the test has ended on it.
+        directory: Directory for output, and for the file of the rendezvous.
+        waits_s: Timeout of the group.
 
     Returns:
-        how it has ended on each rank.
+        How the test has ended on each rank.
     """
     forking = multiprocessing.get_context("fork")
     pipes = [forking.Pipe(duplex=False) for _ in range(world_size)]

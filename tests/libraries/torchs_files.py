@@ -1,8 +1,8 @@
-"""torch's own test files of FSDP, tensor parallel, DTensor and DDP, which are not in its wheel, on ranks with CPUs.
+"""torch's test files of FSDP, tensor parallel, DTensor and DDP, which are not in its wheel, on ranks with CPUs.
 
-A test's body runs on ranks that exist: bare ones, which are forked for it, or those of a session. What asks for GPUs is
-let through where CPUs can do the same; the default group is the one that is there. `python -m
-tests.libraries.torchs_files FILE RANKS` runs all of a file on bare ranks and prints as JSON how each has ended.
+The body of a test runs on existing ranks: bare ones, which are forked for it, or those of a session. Tests that require
+GPUs run on CPUs if possible, and the default group is the existing one. `python -m tests.libraries.torchs_files FILE
+RANKS` runs a whole file on bare ranks and prints the results as JSON.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Any
 from tests.libraries.bare_ranks import on_bare_ranks
 
 PASSED, SKIPPED = "passed", "skipped"
-_WAITS_S = 15  # a group's timeout
-_ONE_PROCESS = ("LocalTensor", "LocalDTensor", "fake")  # classes that play several ranks in one process
+_WAITS_S = 15  # timeout of a group
+_ONE_PROCESS = ("LocalTensor", "LocalDTensor", "fake")  # classes that simulate several ranks in one process
 
 
 def load(path: str) -> ModuleType:
-    """One of torch's test files as a module, which asks for no GPUs."""
+    """Load one of torch's test files as a module that requires no GPUs."""
     _let_through()
     file = Path(path)
     for folder in (_root(file), file.parent):
@@ -44,13 +44,13 @@ def load(path: str) -> ModuleType:
 
 
 def _root(file: Path) -> Path:
-    """The folder `test/distributed`, whose modules import each other by name."""
+    """Return the folder `test/distributed`, whose modules import each other by name."""
     return next(folder for folder in file.parents if folder.name == "distributed")
 
 
 @functools.cache
 def _let_through() -> None:
-    """Have torch's decorators that ask for GPUs let CPUs through, and its groups be the one that is there."""
+    """Make torch's decorators that require GPUs accept CPUs, and its groups be the existing one."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     from torch.testing._internal import common_device_type, common_distributed, common_fsdp
@@ -62,7 +62,7 @@ def _let_through() -> None:
         if hasattr(common_distributed, name):
             setattr(common_distributed, name, (lambda n: True) if name == "at_least_x_gpu" else always)
     common_distributed.skip_if_no_gpu = lambda test: test
-    common_fsdp.DEVICE_COUNT = 4  # which FSDP's test classes take for the number of ranks
+    common_fsdp.DEVICE_COUNT = 4  # the number of ranks for FSDP's test classes
     for_devices = common_device_type.instantiate_device_type_tests
     common_device_type.instantiate_device_type_tests = functools.partial(_for_cpus, for_devices)
     make: Any = DistributedDataParallel.__init__
@@ -97,7 +97,7 @@ def _for_cpus(make: Callable[..., None], case: type, scope: Any, except_for: Any
 
 
 def names(module: ModuleType) -> Iterator[str]:
-    """`Class.test` of those that run in processes of their own or in threads, each of which is a rank."""
+    """Yield `Class.test` of the tests that use a process or a thread for each rank."""
     from torch.testing._internal.common_distributed import (
         MultiProcContinuousTest,
         MultiProcessTestCase,
@@ -116,12 +116,12 @@ def run(module: ModuleType, name: str, rank: int, world_size: int, directory: st
     """Run a test on this rank, which is in the default group.
 
     Args:
-        module: what `load` gave.
-        name: one of `names`.
-        directory: the ranks meet there in files; empty, and the same on all ranks.
+        module: Result of `load`.
+        name: One of `names`.
+        directory: Directory for the rendezvous of the ranks; empty, and the same on all ranks.
 
     Returns:
-        how it has ended: `PASSED`, `SKIPPED` with a reason, or what has gone wrong.
+        How it has ended: `PASSED`, `SKIPPED` with a reason, or the error.
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -131,7 +131,7 @@ def run(module: ModuleType, name: str, rank: int, world_size: int, directory: st
     skips = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
     key, method = name.split(".")
     given = getattr(module, key)
-    # In place: test classes call `super` with their own names. A rank is one number in one process.
+    # Modified in place, because test classes call `super` with their own names. A rank is one number in one process.
     given.world_size, given.rank, given.pg = world_size, rank, torch.distributed.group.WORLD
     given.file_name = given.rdvz_file = os.path.join(directory, "group")
     os.environ.update(WORLD_SIZE=str(world_size), RANK=str(rank), LOCAL_RANK=str(rank))
@@ -139,7 +139,7 @@ def run(module: ModuleType, name: str, rank: int, world_size: int, directory: st
     common_utils.set_rng_seed()
     test = given(method)
     try:
-        with sdpa_kernel(SDPBackend.MATH):  # DTensor has no rule for the one that CPUs take
+        with sdpa_kernel(SDPBackend.MATH):  # DTensor has no rule for the default kernel on CPUs
             getattr(test, method)()
     except unittest.SkipTest as skip:
         return f"{SKIPPED}: {skip}"
@@ -156,8 +156,10 @@ def run(module: ModuleType, name: str, rank: int, world_size: int, directory: st
 
 
 class Looks(logging.Handler):
-    """What of ours in this rank no question would tell: faults that the package has only logged, and what it would say
-    of optimizers that are no variables of a cell, but of a test's function."""
+    """Collects faults of this package that it has only logged.
+
+    Also collects its messages about optimizers that are local variables of a test function and not of a cell.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)

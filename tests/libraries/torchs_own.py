@@ -1,7 +1,7 @@
-"""torch's own tests of its distributed package, one by one on ranks that exist: bare ones, or those of a session.
+"""torch's tests of its distributed package, one by one on existing ranks: bare ones, or those of a session.
 
 `python -m tests.libraries.torchs_own` with `environment(3)` runs all of them on three bare ranks, forked for each test
-as torch's own `MultiProcessTestCase` starts them, and prints as JSON how each has ended on each rank.
+like torch's `MultiProcessTestCase` does, and prints the result on each rank as JSON.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 from tests.libraries.bare_ranks import on_bare_ranks
 
 PASSED, SKIPPED = "passed", "skipped"
-WAITS_S = 10  # a group's timeout, for tests that wait in vain on purpose
+WAITS_S = 10  # timeout of a group, for tests that wait in vain on purpose
 
 
 def environment(world_size: int) -> dict[str, str]:
-    """What torch's module reads when it is imported."""
+    """Return the variables that torch's module reads during its import."""
     return {"BACKEND": "gloo", "WORLD_SIZE": str(world_size), "TEMP_DIR": tempfile.gettempdir()}
 
 
 def names() -> list[str]:
-    """All of torch's tests."""
+    """Return the names of all torch tests."""
     return [name for name in dir(_case()) if name.startswith("test_")]
 
 
@@ -34,11 +34,11 @@ def run(name: str, rank: int, directory: str) -> str:
     """Run a test on this rank, which is in the default group.
 
     Args:
-        name: of the test.
-        directory: the ranks meet there in files; empty, and the same on all ranks.
+        name: Name of the test.
+        directory: Directory for the rendezvous of the ranks; empty, and the same on all ranks.
 
     Returns:
-        how it has ended: `PASSED`, `SKIPPED`, or what has gone wrong.
+        How it has ended: `PASSED`, `SKIPPED`, or the error.
     """
     from torch.testing._internal import common_utils
     from torch.testing._internal.common_distributed import TEST_SKIPS
@@ -63,11 +63,11 @@ def run(name: str, rank: int, directory: str) -> str:
 
 
 def _case() -> Any:
-    """torch's tests as a class. (Imported late: torch's module takes 2 s.)"""
+    """Return torch's tests as a class. (Imported late: torch's module takes 2 s.)"""
     from torch.testing._internal.distributed import distributed_test
 
     class Case(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
-        """torch makes it in a script of its own, which is not in the wheel."""
+        """torch creates it in a script that is not in the wheel."""
 
     return Case
 

@@ -1,1 +1,1 @@
-"""What is done many times over: `make test-long`."""
+"""Tests with many repetitions: `make test-long`."""

@@ -1,4 +1,4 @@
-"""A program of another Unix user who attacks a session for as long as it lives.
+"""A program of another Unix user that attacks a session until the session ends.
 
 Run as root, `python attacker.py UID MARKER` becomes that user. Each line of its standard input is a JSON object with
 the present targets: `ports` on loopback that processes of the session listen on, `sockets` (paths of Unix sockets),
@@ -81,8 +81,10 @@ def _attack_port(port: int, message: bytes, held: list[socket.socket]) -> str:
 
 
 def _attack_store(port: int, plant: bytes) -> str:
-    """Read and replace every key, where a TCPStore answers. The store for the user's own programs does, and holds
-    nothing of the session: only the key that an earlier attack has set there."""
+    """Read and replace every key, if a TCPStore answers.
+
+    The store for the user's programs does. It contains nothing of the session, only the key of an earlier attack.
+    """
     try:
         store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=1), wait_for_workers=False)
         keys = set(store.list_keys()) - {_KEY}

@@ -1,4 +1,4 @@
-"""Counts: how often a thing was tried, how often it came out right, and the table of it."""
+"""Counters of repeated tests: attempts and successes, and a table of them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 
 from tests.benchmarks import results
 
-# While writing a test: the most that anything is tried. Such counts are not kept.
+# Limit for the repetitions while a test is being written. Such counts are not stored.
 _AT_MOST = int(os.environ.get("DDP_NOTEBOOK_LONG_TIMES", "0"))
 _counts = pytest.StashKey[list["Count"]]()
-_moment = pytest.StashKey[str]()  # of the first count
+_moment = pytest.StashKey[str]()  # time of the first count
 Tally = Callable[[int, str], Iterator[int]]
 
 
 @dataclass(slots=True, kw_only=True)
 class Count:
-    """How often something was right."""
+    """Count of successes."""
 
     what: str
     times: int
@@ -31,8 +31,10 @@ class Count:
 
 @pytest.fixture
 def tally(request) -> Tally:
-    """Count the passes of a loop: `for n in tally(50, "what is right")`. A pass that ends is right, and the first
-    that raises ends the test."""
+    """Count the passes of a loop: `for n in tally(50, "description")`.
+
+    A finished pass counts as a success. The first one that raises ends the test.
+    """
     stash = request.config.stash
     stash.setdefault(_moment, results.moment())
     counts = stash.setdefault(_counts, [])

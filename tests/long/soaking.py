@@ -1,4 +1,4 @@
-"""A session that faults of all kinds strike at random moments, and what has to hold after each of them."""
+"""A session with random faults of all kinds, and the checks after each of them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ for _ in range({steps}):
     time.sleep(0.005)
 print('job {number} on', rank, 'ends')
 """
-_CELLS = [  # and the exception that each ends with
+_CELLS = [  # and the exception that ends each
     ("for i in range(2000): print('line', i)", ""),
     ("import sys; print('text' * 50_000); print('error', file=sys.stderr)", ""),
     ("from IPython.display import display, HTML\nfor i in range(20): display(HTML('<b>%d</b>' % i))", ""),
@@ -81,19 +81,19 @@ _FLOODS = [
     "bar = IntProgress(max=10**9); display(bar); print('begins')\n"
     "while True: bar.value += 1",
 ]
-_FOR_EVER = 20_000  # steps: longer than any limit here
-_A_WHILE = 200  # more than a second, so that whatever strikes at its beginning strikes in it
-_STRIKES_S = 0.3  # within so long
+_FOR_EVER = 20_000  # steps; longer than any limit here
+_A_WHILE = 200  # more than a second, so that a fault at its start occurs during it
+_STRIKES_S = 0.3  # longest delay of a fault
 _SERVERS = "import ddp_notebook\nprint('pids', *ddp_notebook.current().ranks.pids('host server'))"
 
 
 class Soak:
-    """Faults in a row. The session goes on after each; one that it has not survived is noted, and a new one started.
+    """Faults in a row. The session continues after each fault. If it does not survive one, a new session is started.
 
     Args:
-        make: starts a kernel, and runs a line in it.
-        keeper: the process id of the keeper of the session that was started; None: it is no kept one.
-        seed: of what happens to whom and when.
+        make: Function that starts a kernel, and runs a line in it.
+        keeper: Function that returns the process id of the keeper; None if the session is not kept.
+        seed: Seed of the random choices.
     """
 
     def __init__(self, make: Callable[[str], NotebookKernel], keeper: Callable[[], int] | None, seed: int) -> None:
@@ -104,7 +104,7 @@ class Soak:
         self.refused: Counter[str] = Counter()
         self.failed: list[str] = []
         self.worst_s: dict[str, float] = defaultdict(float)
-        self.held: list[dict[str, int]] = []  # what the session's lasting processes have, again and again
+        self.held: list[dict[str, int]] = []  # resources of the session's lasting processes, sampled repeatedly
         self._number = 0
         self.kinds: dict[str, Callable[[], float]] = {
             "kill": self._kill,
@@ -140,7 +140,7 @@ class Soak:
         self._pids = pids_of_ranks(self.kernel)
 
     def strike(self, times: int) -> None:
-        """Let so many faults strike, all kinds equally often, and look again and again at what the session holds."""
+        """Inject faults, all kinds equally often, and sample the resources of the session."""
         row: list[str] = []
         while len(row) < times:
             row += self._chance.sample(list(self.kinds), len(self.kinds))
@@ -151,7 +151,7 @@ class Soak:
                 struck_at = self.kinds[kind]()
                 self._check()
                 self.worst_s[kind] = max(self.worst_s[kind], time.monotonic() - struck_at)
-            except Exception as error:  # whatever a fault makes of the session is counted
+            except Exception as error:  # any failure of the session is counted
                 self.failed.append(f"fault {self._number}, {kind}: {type(error).__name__}: {error}")
                 self._end()
                 self._start()
@@ -169,12 +169,15 @@ class Soak:
 
     @property
     def survived(self) -> int:
-        """How many faults the session has survived."""
+        """Return the number of faults that the session has survived."""
         return self.tried.total() - len(self.failed)
 
     def report(self) -> str:
-        """Survived of tried, and the worst time of each kind until the group was checked to work: with what heals it;
-        of a cell that survives, until its end; of a kernel, from the moment on at which a new one is there."""
+        """Return a text with survived faults, and the longest time of each kind until the group was checked.
+
+        The time includes the recovery. For a cell that survives, it ends with the cell. For a kernel, it starts when a
+        new one exists.
+        """
         lines = [f"{self.survived} of {self.tried.total()} faults survived"]
         for kind in sorted(self.kinds):
             refused = f", {self.refused[kind]} refused" if self.refused[kind] else ""
@@ -193,7 +196,7 @@ class Soak:
         self._run(_SET_UP.format(ranks=",".join(map(str, ranks))))
 
     def _check(self) -> None:
-        """The ranks communicate, and have their variables, in the same processes."""
+        """Check that the ranks communicate and have their variables, in the same processes."""
         total = float(sum(rank + 1 for rank in range(self._world_size)))
         shown = by_rank(self._run(_CHECK).stdout)
         assert shown == {rank: [f"sum [{total}] [{rank}]"] for rank in range(self._world_size)}, shown
@@ -201,7 +204,7 @@ class Soak:
         assert pids == self._pids, f"{pids} where {self._pids} were"
 
     def _replaced(self, victim: int) -> None:
-        """The victim is another process, and the others are the same."""
+        """Check that the victim has a new process, and the other ranks have the same."""
         pids = pids_of_ranks(self.kernel)
         changed = [rank for rank in range(self._world_size) if pids[rank] != self._pids[rank]]
         assert changed == [victim], f"ranks {changed} were replaced, not {victim}"
@@ -217,7 +220,7 @@ class Soak:
         self._set_up([victim])
 
     def _held(self) -> dict[str, int]:
-        """What must not grow: processes below the lasting ones, and their open files."""
+        """Return counts that must not grow: processes below the lasting ones, and their open files."""
         lasting = [int(pid) for pid in self.kernel.run(_SERVERS).stdout.split()[1:]]
         lasting += [] if self._keeper is None else [self._keeper()]
         return {
@@ -232,17 +235,17 @@ class Soak:
         return self._chance.randrange(self._world_size)
 
     def _in_a_loop(self, options: str = "", steps: int = _FOR_EVER) -> str:
-        """A cell is in its loop. Returns its message id."""
+        """Start a cell with a loop. Return its message id when the loop runs."""
         message = self.kernel.start(_LOOP.format(options=options, number=self._number, steps=steps))
         self._wait_until_it_begins()
         return message
 
     def _wait_until_it_begins(self) -> None:
         self.kernel.wait_for_text("begins", _CELL_S)
-        time.sleep(self._chance.uniform(0.0, _STRIKES_S))  # the moment is what is tried
+        time.sleep(self._chance.uniform(0.0, _STRIKES_S))  # the moment of the fault is random
 
     def _asked_for(self, fault: str, victim: int, options: str = "") -> tuple[Reply, float]:
-        """Run a cell into a fault of `%ddp_fault`. Returns how it ended, and when the fault came."""
+        """Run a cell into a fault of `%ddp_fault`. Return how it ended, and the time of the fault."""
         after_s = self._chance.uniform(0.0, _STRIKES_S)
         self._run(f"%ddp_fault {fault} --ranks {victim} --after {after_s:.3f}")
         struck_at = time.monotonic() + after_s
@@ -295,7 +298,7 @@ class Soak:
         return struck_at
 
     def _stopped_process(self) -> float:
-        """Which a first press of stop names, and a second one replaces."""
+        """Stop a process. A first press of stop names it, and a second one replaces it."""
         victim, message = self._victim(), self._in_a_loop()
         os.kill(self._pids[victim], signal.SIGSTOP)
         struck_at = time.monotonic()
@@ -309,7 +312,8 @@ class Soak:
         return struck_at
 
     def _resize(self) -> float:
-        size = self._chance.choice([n for n in range(2, RANKS + 2) if n != self._world_size])  # one alone has no heir
+        # a single rank has no successor
+        size = self._chance.choice([n for n in range(2, RANKS + 2) if n != self._world_size])
         struck_at = time.monotonic()
         reply = self.kernel.run(f"%ddp_resize {size}", _CELL_S)
         if reply.status != "ok":
@@ -380,7 +384,8 @@ class Soak:
         return int(self.kernel.run(_SERVERS).stdout.split()[1])
 
     def _stopped_service(self, pid: int) -> float:
-        """A process between notebook and ranks stops while a cell runs. A line names it, and all goes on with it."""
+        """Stop a process between notebook and ranks while a cell runs. A message names it, and the session continues
+        with it."""
         message = self._in_a_loop(steps=_A_WHILE)
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -419,19 +424,20 @@ class Soak:
         return struck_at
 
     def _kernel_death_in_a_cell(self) -> float:
-        """All that the cell prints is shown, by the old kernel or by the new one, and its end by the new one once."""
+        """Kill the kernel during a cell. The old or the new kernel shows all output, and the new one shows the end
+        once."""
         self._in_a_loop(steps=_A_WHILE)
         struck_at = self._lose_the_kernel()
         attaches = self.kernel.start("%ddp_attach")
         assert self.kernel.finish(attaches, _CELL_S).status == "ok"
-        self._run("%ddp_attach --wait")  # what it prints meanwhile comes under the first of the two
+        self._run("%ddp_attach --wait")  # its output appears below the first of both cells
         ends = {rank: [f"cell {self._number} on {chr(97 + rank)} ends"] for rank in range(self._world_size)}
         shown = self.kernel.wait_under(attaches, lambda reply: _ends(reply).keys() == ends.keys(), _CELL_S)
         assert _ends(shown) == ends, shown
         return struck_at
 
     def _lose_the_kernel(self) -> float:
-        """SIGKILL. Returns when a new one is there: starting it takes longer than anything else."""
+        """Kill the kernel. Return the time when a new one exists, because its start takes longer than anything else."""
         kill_kernel(self.kernel)
         self.kernel.close()
         self.kernel = self._make("")
@@ -439,5 +445,5 @@ class Soak:
 
 
 def _ends(reply: Reply) -> dict[int, list[str]]:
-    """The lines with which ranks say that a cell ends."""
+    """Return the lines with which ranks report the end of a cell."""
     return by_rank("\n".join(line for line in reply.stdout.splitlines() if line.endswith(" ends")))

@@ -1,4 +1,4 @@
-"""Reading a cell's output while it runs, and what all ranks are to say."""
+"""Read the output of a running cell, and wait for text of all ranks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _PIDS = "import ddp_notebook; print('pids', *ddp_notebook.current().ranks.pids()
 def start_ranks(kernel: NotebookKernel, world_size: int = WORLD_SIZE) -> None:
     """Load the extension and start ranks."""
     assert kernel.run("%load_ext ddp_notebook").status == "ok"
-    reply = kernel.run(f"%ddp_start {world_size} --fold off", timeout_s=120)  # tests look for the line of each rank
+    reply = kernel.run(f"%ddp_start {world_size} --fold off", timeout_s=120)  # tests search for the line of each rank
     assert reply.status == "ok", reply.traceback
 
 
 def pids_of_ranks(kernel: NotebookKernel) -> list[int]:
-    """By rank."""
+    """Return the process ids of the ranks, by rank."""
     (line,) = (line for line in kernel.run(_PIDS).stdout.splitlines() if line.startswith("pids "))
     return [int(pid) for pid in line.split()[1:]]
 
 
 def send(kernel: NotebookKernel, code: str) -> str:
-    """Send a cell that, should it fail, lets the kernel run what was sent behind it. Returns its message id."""
+    """Send a cell whose failure does not abort the cells after it. Return its message id."""
     return kernel.client.execute(code, stop_on_error=False)
 
 
@@ -41,7 +41,7 @@ def wait_for_ranks(kernel: NotebookKernel, text: str, world_size: int = WORLD_SI
 
 
 def expect_sums(reply: Reply, world_size: int = WORLD_SIZE) -> None:
-    """The cell `SUM` ran on every rank, once."""
+    """Check that the cell `SUM` ran once on every rank."""
     assert reply.status == "ok", reply
     for rank in range(world_size):
         assert reply.stdout.count(f"sum of rank {rank} is {world_size}\n") == 1, reply

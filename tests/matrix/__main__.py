@@ -1,4 +1,5 @@
-"""Run the tests with each combination of versions: `make test-matrix`, or with some by `MATRIX="newest colab"`."""
+"""Run the tests with each combination of versions: `make test-matrix`, or with some of them: `MATRIX="newest
+colab"`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.benchmarks.results import replace_section
 from tests.matrix.build import ROOT, build
 from tests.matrix.environments import ENVIRONMENTS, Environment
 
-# One runs if another has failed.
+# Each one runs even if another one has failed.
 _TARGETS = ("tests-without-ranks", "tests-of-ranks", "tests-of-recording", "tests-of-private-interfaces")
 _PASSED = "passed"
 _SHOWN = ("torch", "ipykernel", "ipywidgets", "ipython", "ipyparallel")
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def _run(environment: Environment, folder: Path) -> str:
-    """The row of one environment."""
+    """Return the table row of one environment."""
     try:
         python = build(environment, folder)
     except (FileNotFoundError, subprocess.CalledProcessError) as error:

@@ -1,4 +1,4 @@
-"""Makes the environment of one combination."""
+"""Creates the environment of one combination."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.matrix.environments import Environment
 
 ROOT = Path(__file__).resolve().parents[2]
 _EXTRAS = ("notebooks", "test")
-_NOT_NEEDED = ("mypy", "ruff", "notebook", "torch")  # but for torch used only in the repository's own environment
+_NOT_NEEDED = ("mypy", "ruff", "notebook", "torch")  # except for torch, used only in the repository's own environment
 
 
 def build(environment: Environment, folder: Path) -> Path:
-    """Make the environment in a folder, or bring it up to date. Returns its interpreter.
+    """Create or update the environment in a folder. Return its interpreter.
 
     Raises:
-        FileNotFoundError: this machine has no such Python.
-        subprocess.CalledProcessError: pip found no versions that fit, for instance.
+        FileNotFoundError: This machine has no such Python.
+        subprocess.CalledProcessError: pip failed, for example because no versions fit.
     """
     where = folder / environment.name
     python = where / "bin" / "python"
@@ -42,7 +42,7 @@ def build(environment: Environment, folder: Path) -> Path:
 
 
 def _interpreter(version: str) -> str:
-    """A Python of this version: on PATH, or one of pyenv's."""
+    """Return a Python of this version: on PATH, or of pyenv."""
     roots = [Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"]
     pyenvs = [str(path) for root in roots for path in sorted(root.glob(f"{version}*/bin/python"), reverse=True)]
     for one in itertools.chain(pyenvs, filter(None, [shutil.which(f"python{version}")])):
@@ -52,7 +52,8 @@ def _interpreter(version: str) -> str:
 
 
 def _shared_torch(environment: Environment, folder: Path, python: Path) -> Path:
-    """torch and what it needs, in a folder for all environments with this torch and this Python: up to 5 GB."""
+    """Return a folder with torch and its requirements for all environments with this torch and this Python: up to 5
+    GB."""
     tag = "cp" + environment.python.replace(".", "")
     shared = folder / f"torch-{environment.torch}-{tag}"
     done = shared.with_name(shared.name + ".done")
@@ -64,7 +65,7 @@ def _shared_torch(environment: Environment, folder: Path, python: Path) -> Path:
 
 
 def _requirements() -> Iterator[str]:
-    """What the package, its notebooks and its tests need, with the bounds of pyproject.toml."""
+    """Yield the requirements of the package, its notebooks and its tests, with the bounds of pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = (project["optional-dependencies"][name] for name in _EXTRAS)
     for one in itertools.chain(project["dependencies"], *extras):

@@ -1,4 +1,4 @@
-"""Which combinations of versions are tested."""
+"""The tested combinations of versions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class Environment:
     """One combination.
 
     Args:
-        name: what it is called in the table.
-        python: the version of the interpreter, "3.12".
-        torch: its exact version. PyPI's build for CUDA, which runs without a GPU too, unless the index has another.
-        pins: exact versions of other packages, as pip's constraints.
-        file: more of them, in a file beside this one; "": none. What is in neither is the newest.
-        deprecates: packages of it deprecate what others of it call, which is no matter of ours.
+        name: Name in the table.
+        python: Version of the interpreter, such as "3.12".
+        torch: Exact version. By default PyPI's CUDA build, which also runs without a GPU.
+        pins: Exact versions of other packages, as pip constraints.
+        file: File with more of them in this folder; "" for none. All other packages are the newest.
+        deprecates: Its packages deprecate calls of each other, which are not related to this package.
     """
 
     name: str
@@ -35,7 +35,7 @@ ENVIRONMENTS = (
             *("anywidget==0.9.13", "cloudpickle==3.0.0", "ipykernel==6.17.1", "ipyparallel==8.8.0", "ipython==7.34.0"),
             *("ipywidgets==7.7.1", "matplotlib==3.9.0", "numpy==2.0.0", "psutil==5.9.5", "pyzmq==26.0.0"),
             *("threadpoolctl==3.5.0", "jupyter_client==7.4.9", "traitlets==5.7.1"),
-            "pyparsing==3.1.2",  # newer ones warn of what matplotlib 3.9 calls
+            "pyparsing==3.1.2",  # newer versions warn about calls of matplotlib 3.9
         ),
     ),
     Environment(name="colab", python="3.13", torch="2.11.0", file="colab.txt", deprecates=True),

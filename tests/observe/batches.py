@@ -1,4 +1,4 @@
-"""Batches as a rank might send them, with unlike values in every column."""
+"""Batches like those of a rank, with different values in every column."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = ["all_reduce", "broadcast", "é\ud800\n", "", "float32", "loss", "weight
 
 
 def some_rows(random: np.random.Generator, table: str, count: int, *, rank: int = 0, texts: int = 1) -> Rows:
-    """Rows of random bytes, but with a rank, and numbers of texts and calls that there may be."""
+    """Return rows of random bytes, but with a valid rank and valid numbers of texts and calls."""
     rows = np.frombuffer(random.bytes(count * TABLES[table].itemsize), TABLES[table]).copy()
     rows["rank"] = rank
     for column in TEXTS[table]:
@@ -33,7 +33,7 @@ def some_rows(random: np.random.Generator, table: str, count: int, *, rank: int 
 
 
 def some_batch(random: np.random.Generator, *, rank: int = 0, stream: int = 1) -> Batch:
-    """A batch of up to six tables, with texts and whole tensors."""
+    """Return a batch of up to six tables, with texts and whole tensors."""
     texts = {number + 1: WORDS[int(at)] for number, at in enumerate(random.integers(0, len(WORDS), 5))}
     tables = {
         name: some_rows(random, name, int(random.integers(1, 20)), rank=rank, texts=len(texts))
@@ -50,13 +50,13 @@ def some_batch(random: np.random.Generator, *, rank: int = 0, stream: int = 1) -
 
 
 def there(value: T | None) -> T:
-    """What must be there."""
+    """Return a value, which must not be None."""
     assert value is not None
     return value
 
 
 class Rank:
-    """A rank that numbers its texts as it meets them.
+    """A rank that numbers its texts in the order of their use.
 
     rank = Rank(1)
     recording.feed(rank.batch(rank.call("all_reduce"), rank.values(1, 0, [1.0, 2.0])))
@@ -81,7 +81,7 @@ class Rank:
         return Batch(rank=self.rank, stream=self.stream, dropped=dropped, texts=texts, tables=joined, tensors=tensors)
 
     def row(self, table: str, **of: Any) -> tuple[str, Rows]:
-        """One row; texts as texts."""
+        """Return one row. Texts are passed as strings."""
         row = np.zeros(1, TABLES[table])
         row["rank"] = self.rank
         for name, value in of.items():

@@ -1,6 +1,6 @@
-"""Reads a Chrome trace as strictly as a viewer could, and says the first thing that is wrong with it.
+"""Checks a Chrome trace strictly, and reports the first error.
 
-In place of Perfetto's own reader: the package `perfetto` on PyPI holds none, it downloads one when it is first used.
+Replaces Perfetto's reader: the package `perfetto` on PyPI downloads it on first use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FIELDS = {
 
 
 def parse(data: str | bytes) -> dict[str, Any]:
-    """The trace in a file: strict JSON."""
+    """Parse the trace in a file as strict JSON."""
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not in JSON")
@@ -30,7 +30,7 @@ def parse(data: str | bytes) -> dict[str, Any]:
 
 
 def check(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events, after all that the format and viewers ask of them was looked at."""
+    """Check all requirements of the format and of viewers. Return the events."""
     trace = parse(json.dumps(trace))
     events = trace["traceEvents"]
     assert set(trace) <= {"traceEvents", "displayTimeUnit", "otherData"}
@@ -74,7 +74,7 @@ def _check_counters(timed: list[dict[str, Any]]) -> None:
 
 
 def _check_slices_and_arrows(timed: list[dict[str, Any]]) -> None:
-    """As Perfetto goes through them: an arrow binds to the inner one of the slices that are open on its track."""
+    """Check slices and arrows like Perfetto: an arrow binds to the inner one of the open slices on its track."""
     stacks: dict[tuple[int, int], list[tuple[int, int]]] = {}
     arrows: dict[tuple[str, str, int], str] = {}
     for event in timed:
@@ -99,20 +99,20 @@ def _check_slices_and_arrows(timed: list[dict[str, Any]]) -> None:
 
 
 def tracks(events: list[dict[str, Any]]) -> dict[tuple[int, int], str]:
-    """Names of tracks, by process and number, in the order in which they are shown."""
+    """Return the names of tracks, by process and number, in display order."""
     named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     places = {(e["pid"], e["tid"]): e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"}
     return {key: named[key] for key in sorted(named, key=lambda key: (key[0], places[key]))}
 
 
 def slices(events: list[dict[str, Any]], track: str, pid: int = 0) -> list[dict[str, Any]]:
-    """Those on one track."""
+    """Return the slices on one track."""
     names = tracks(events)
     return [e for e in events if e["ph"] == "X" and e["pid"] == pid and names[e["pid"], e["tid"]] == track]
 
 
 def arrows(events: list[dict[str, Any]], category: str) -> list[list[dict[str, Any]]]:
-    """The points of each arrow, in its direction."""
+    """Return the points of each arrow, in its direction."""
     found: dict[int, list[dict[str, Any]]] = {}
     for event in events:
         if event["ph"] in ("s", "t", "f") and event["cat"] == category:

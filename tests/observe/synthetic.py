@@ -1,12 +1,12 @@
 """A simulated training run, as its ranks would have recorded it: the tables of `ddp_notebook.records.schema`.
 
     run = simulate(world_size=4, steps=20, slow=2, phase="forward", extra_ms=50)
-    run.rows("call"), run.text(7), run.group_of(3)     what the real `Recording` offers
-    run.batches()                                      the same as each rank would send it
+    run.rows("call"), run.text(7), run.group_of(3)     the interface of a real `Recording`
+    run.batches()                                      the batches that each rank would send
 
-Every rank goes through input, forward, backward, optimizer in each step. A bucket's all-reduce begins when all ranks
-have issued it and the one before it is through, so waiting and transfer come out as on a real wire. What went into
-each step is kept in `run.truth`, to compare with.
+In each step every rank runs input, forward, backward, optimizer. The all-reduce of a bucket starts when all ranks have
+issued it and the previous one has finished, so waiting and transfer are as on a real network. The true parts of each
+step are stored in `run.truth`, for comparison.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODEL, OPTIMIZER, LOADER = "DistributedDataParallel(Net)", "SGD", "DataLoader"
 
 @dataclass
 class Synthetic:
-    """Stands in for a `Recording`."""
+    """Replaces a `Recording`."""
 
     world_size: int
     clock_errors_ns: list[int] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Synthetic:
     # ---- as ranks
 
     def batches(self) -> list[Batch]:
-        """One batch of each rank, with all that it has recorded."""
+        """Return one batch of each rank, with all its rows."""
         texts = {number: text for text, number in self._texts.items() if number}
         tables = {name: self.rows(name) for name in TABLES}
         return [
@@ -79,7 +79,7 @@ class Synthetic:
         ]
 
     def add(self, table: str, **row: Any) -> dict[str, Any]:
-        """A row. Texts are given as texts."""
+        """Add a row. Texts are passed as strings."""
         for name in TEXTS[table]:
             row[name] = self._texts.setdefault(row.get(name, ""), len(self._texts))
         self._tables.pop(table, None)
@@ -102,7 +102,7 @@ class Synthetic:
         return number
 
     def call(self, rank: int, op: str, issue_ns: int, end_ns: int, **more: Any) -> dict[str, Any]:
-        """A call: `origin`, `group` (name), `ranks`, `nbytes` and columns of the table."""
+        """Add a call: `origin`, `group` (name), `ranks`, `nbytes` and columns of the table."""
         ranks = list(more.pop("ranks", range(self.world_size)))
         group = more.pop("group", "0")
         kind = op if op in ("send", "recv") else "collective"
@@ -174,20 +174,20 @@ def simulate(
     threads: int = 1,
     has_calls: bool = True,
 ) -> Synthetic:
-    """Simulates data-parallel training.
+    """Simulate data-parallel training.
 
     Args:
-        micro_steps: forwards and backwards in each step.
-        synchronised: how many of them synchronise, the last ones.
-        slow: the rank that loses `extra_ms` in each step, in `phase`: "input", "forward", "backward" (before its third
+        micro_steps: Forwards and backwards in each step.
+        synchronised: Number of the last ones that synchronise.
+        slow: Rank that loses `extra_ms` in each step, in `phase`: "input", "forward", "backward" (before its third
             bucket), "optimizer" or "between".
-        noise_ms: mean of a delay that hits a third of all phases, anew on each rank: the scheduler's.
-        clock_error_ns: how far the ranks' times may be off; they are, by a constant.
-        is_ddp: False: one blocking all-reduce of the user's own between backward and optimizer.
-        origin: of that all-reduce, if it is not the user's.
-        has_optimizer: False: neither spans nor steps, only the collectives.
-        threads: that take the steps in turns; 1: the main thread takes all.
-        has_calls: False: nothing is sent.
+        noise_ms: Mean of a random delay of a third of all phases, like that of a scheduler.
+        clock_error_ns: Largest constant error of the ranks' times.
+        is_ddp: If false, the program calls one blocking all-reduce between backward and optimizer.
+        origin: Origin of that all-reduce, if it is not the user.
+        has_optimizer: If false, there are only collectives, without spans and steps.
+        threads: Number of threads that run the steps in alternation; 1 for the main thread only.
+        has_calls: If false, nothing is sent.
     """
     random = np.random.default_rng(seed)
     run = into or Synthetic(world_size)
@@ -227,7 +227,7 @@ def simulate(
         now[:] = end
 
     def backward(step: int, is_synchronised: bool) -> None:
-        count = (1 if step == 0 else buckets) if is_synchronised else 0  # one bucket until the first is rebuilt
+        count = (1 if step == 0 else buckets) if is_synchronised else 0  # one bucket until the first rebuild
         pieces = max(count, 1)
         starts, issues = now.copy(), np.zeros((world_size, count), np.int64)
         for rank in range(world_size):
@@ -242,7 +242,7 @@ def simulate(
             run.truth[rank, step]["backward"] += at - int(starts[rank])
         ends: list[int] = []
         for piece in range(count):
-            # the world's first bucket holds all there is to send
+            # the first bucket contains all gradients
             took = transfer_ms * (buckets if count == 1 else 1)
             ends.append(max(int(issues[:, piece].max()), ends[-1] if ends else 0) + int(took * MS))
         if count:

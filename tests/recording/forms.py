@@ -1,4 +1,4 @@
-"""Every way to call `torch.distributed` on two ranks, a line each, and what is to be recorded of it."""
+"""Every way to call `torch.distributed` on two ranks, one line each, and the expected recording."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddp_notebook.observe.views import Collective
 
 
 class Row(NamedTuple):
-    """One operation, as one rank has it."""
+    """One operation on one rank."""
 
     op: str
     api: str
@@ -34,14 +34,14 @@ class Form(NamedTuple):
 
     line: str
     rows: list[Row]  # of rank 0
-    others: list[Row] | None = None  # of rank 1, where those are not the same
+    others: list[Row] | None = None  # of rank 1, if they differ
 
     def of(self, rank: int) -> list[Row]:
         return self.others if rank and self.others is not None else self.rows
 
 
 def row_of(one: Collective) -> Row:
-    """What was recorded, to compare with."""
+    """Convert a recorded operation for comparison."""
     values = {name: getattr(one, name) for name in Row._fields}
     return Row(**{**values, "shapes": list(one.shapes)})
 
@@ -51,7 +51,7 @@ def _f(op: str, api: str, nbytes_in: int, nbytes_out: int, *shapes: tuple[int, .
 
 
 def _int(op: str, api: str, nbytes_in: int, nbytes_out: int, **rest: Any) -> Row:
-    """The lengths of pickled objects."""
+    """Return the row for the lengths of pickled objects."""
     return Row(op, api, "int64", [(1,)], nbytes_in, nbytes_out, **rest)
 
 
@@ -67,14 +67,14 @@ _MODULES = {"dist": dist, "funcol": funcol}
 
 
 def is_there(line: str) -> bool:
-    """Whether this torch has all functions that a line calls."""
+    """Return whether this torch has all functions that a line calls."""
     calls = re.findall(r"\b(dist|funcol)\.(\w+)\(", line)
     return all(hasattr(_MODULES[module], name) and (name != "all_to_all" or HAS_LISTS_TO_ALL) for module, name in calls)
 
 
 GATHERS_OBJECTS = "all_gather_single" if hasattr(dist, "gather_single") else "all_gather"  # from torch 2.15 on
 
-# `x` has four elements of float32, `pair` is a group of both ranks, and an int is five bytes as a pickle.
+# `x` has four float32 elements, `pair` is a group of both ranks, and a pickled int has five bytes.
 SET_UP = """
 import threading, warnings
 import torch, torch.distributed as dist
@@ -243,11 +243,11 @@ FORMS = [
     ),
 ]
 FORMS = [form for form in FORMS if is_there(form.line)]
-FIRST_LINE = 3  # of the cell
+FIRST_LINE = 3  # first line of the calls in the cell
 
 
 def cell(in_thread: bool) -> str:
-    """A cell that calls all of them, in the main thread or in another one."""
+    """Return a cell that calls all of them, in the main thread or in another one."""
     lines = ["def work():", "    x = torch.ones(4)", *[f"    {form.line}" for form in FORMS]]
     call = "t = threading.Thread(target=work); t.start(); t.join()" if in_thread else "work()"
     return "\n".join([*lines, call])

@@ -1,4 +1,4 @@
-"""What tests of the recording use on the ranks: models, training, and a second look at the same run by torch itself."""
+"""Helpers of the recording tests on the ranks: models, training, and torch's measurements of the same run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _TIMERS = (
     "backward_comm_time_end",
 )
 _MARKS = 20
-_MORE = 4  # operations of all of gloo's threads, twice
+_MORE = 4  # operations of all threads of gloo, twice
 
 
 class Small(nn.Sequential):
-    """6 MB, which fit one of DDP's usual buckets."""
+    """6 MB, which fit one bucket of DDP's default size."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(256, 2000), nn.ReLU(), nn.Linear(2000, 500))
@@ -38,7 +38,7 @@ class Deep(nn.Sequential):
 
 
 class Tied(nn.Module):
-    """A large parameter that is used twice, first and last."""
+    """A large parameter that is used twice, in the first and in the last layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Tied(nn.Module):
 
 
 class Branching(nn.Module):
-    """Uses its branches in turn, and the rank's own one last."""
+    """Uses its branches in alternation, and the rank's own one last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,8 +69,11 @@ BATCHES = {"Small": (128, 256), "Deep": (128, 512), "Tied": (16, 8), "Branching"
 
 
 def make(kind: str, **options: Any) -> DistributedDataParallel:
-    """A model in DDP, the same on all ranks; in buckets of 1 MB if nothing else is said. Its gradients are views of
-    them: to copy them back counts as communication with torch, and lasts as long as a part of it."""
+    """Return a model in DDP, equal on all ranks, by default in buckets of 1 MB.
+
+    Gradients are views of the buckets, because torch counts copying them back as communication, and it takes a
+    considerable share of it.
+    """
     torch.manual_seed(0)
     options = {"bucket_cap_mb": 1, "gradient_as_bucket_view": True, **options}
     model = DistributedDataParallel(globals()[kind](), **options)
@@ -79,18 +82,18 @@ def make(kind: str, **options: Any) -> DistributedDataParallel:
 
 
 class Witness:
-    """What torch itself says of a run."""
+    """torch's measurements of a run."""
 
     def __init__(self) -> None:
         self.ranges: list[
             tuple[str, int, int]
         ] = []  # of the profiler: name, start and end, in nanoseconds of `time.monotonic_ns`
-        self.timers: list[dict[str, int]] = []  # of DDP's reducer, by step, in nanoseconds of the monotonic clock too
+        self.timers: list[dict[str, int]] = []  # of DDP's reducer, by step, in nanoseconds of the same clock
         self._profiler: Any = None
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Witness]:
-        """Of the operations inside."""
+        """Measure the operations inside of the block."""
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
             marked_ns = []
             for _ in range(_MARKS):
@@ -99,14 +102,14 @@ class Witness:
                     pass
             yield self
             until_ns = time.monotonic_ns()
-            # A thread of gloo's ends its range after whoever waits has gone on. These are not called as a user calls
-            # them, so nothing of ours sees them.
+            # A thread of gloo ends its range after the waiting thread has continued. These operations bypass torch's
+            # public API, so they are not recorded.
             backend: Any = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
             for _ in range(_MORE):
                 backend.barrier().wait()
         events = profiler.events()
         marks = sorted(event.time_range.start for event in events if event.name == "mark")
-        # The profiler has a clock of its own. The mark that it was quickest to take tells how far it is ahead.
+        # The profiler uses another clock. The mark with the shortest call gives the difference.
         ahead_us = min(theirs - ours / 1000 for theirs, ours in zip(marks, marked_ns, strict=True))
         self.ranges = [
             (event.name, *(round((at - ahead_us) * 1000) for at in (event.time_range.start, event.time_range.end)))
@@ -115,7 +118,7 @@ class Witness:
         ]
 
     def note_timers(self, model: DistributedDataParallel) -> None:
-        """A step has come to its end."""
+        """Store the timers at the end of a step."""
         model.logger.set_runtime_stats_and_log()  # type: ignore[union-attr]  # a model in DDP has one
         facts, ahead_ns = model._get_ddp_logging_data(), time.time_ns() - time.monotonic_ns()
         self.timers.append({name: facts[name] - ahead_ns * name.endswith(("_start", "_end")) for name in _TIMERS})
@@ -130,12 +133,12 @@ def train(
     witness: Witness | None = None,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> None:
-    """Some steps.
+    """Run some steps.
 
     Args:
-        models: with one loss for all of them.
-        accumulate: passes of a step, of which the last synchronises.
-        backwards: passes of a step that synchronise.
+        models: Models with a common loss.
+        accumulate: Passes of a step; only the last one synchronises.
+        backwards: Passes of a step that synchronise.
     """
     optimizer = torch.optim.SGD([parameter for model in models for parameter in model.parameters()], lr=1e-4)
     batches = [torch.randn(BATCHES[type(model.module).__name__]) for model in models]
@@ -161,7 +164,7 @@ def train(
 
 
 class Notes:
-    """A comm hook that writes down what it is given."""
+    """A comm hook that stores its arguments."""
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
@@ -176,7 +179,7 @@ class Notes:
         self.buckets[-1].append((bucket.buffer().nbytes, names))
 
 
-def _note(notes, bucket):  # torch does not take annotations that are text
+def _note(notes, bucket):  # torch rejects annotations that are strings
     notes.add(bucket)
     averaged = bucket.buffer().div_(dist.get_world_size())
     return dist.all_reduce(averaged, async_op=True).get_future().then(lambda done: done.value()[0])

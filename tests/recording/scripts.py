@@ -1,4 +1,4 @@
-"""Ranks without a notebook: scripts that are recorded, each rank a process of its own."""
+"""Ranks without a notebook: recorded scripts, with a process for each rank."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a script ends, and what its ranks are to return."""
+    """The end of a script, and the expected result of its ranks."""
 
     code: str
     status: int = 0
-    last_words: str = ""  # on stderr; "": nothing is said
+    last_words: str = ""  # text on stderr; "": no output
 
 
 ENDINGS = {
@@ -64,21 +64,21 @@ ENDINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A rank's process that is over."""
+    """A finished process of a rank."""
 
-    status: int | None  # None: it hung, and was killed
+    status: int | None  # None: it hung and was killed
     stderr: str
 
 
 def script(directory: Path, end: str) -> Path:
-    """A training that ends so."""
+    """Write a training script with this end."""
     path = directory / "train.py"
     path.write_text(_MAIN.replace("{end}", end))
     return path
 
 
 def environment(records: Path | None) -> dict[str, str]:
-    """Of a rank that is recorded into a directory."""
+    """Return the environment of a rank that is recorded into a directory."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     env.pop("DDP_NOTEBOOK_RECORD", None)
     return env if records is None else {**env, "DDP_NOTEBOOK_RECORD": str(records)}
@@ -87,7 +87,7 @@ def environment(records: Path | None) -> dict[str, str]:
 def run_endings(directory: Path, names: Sequence[str]) -> dict[str, list[Ended]]:
     """Run a script for each ending, on two ranks that are recorded into `directory / name`.
 
-    torch is imported once: the ranks are forks of a process that does nothing else, and end as any other process.
+    torch is imported once: the ranks are forks of a process that does nothing else, and end like any other process.
     """
     for name in names:
         (directory / name).mkdir(parents=True)
@@ -104,7 +104,7 @@ def _ended(directory: Path, rank: int) -> Ended:
 
 
 def _fork_ranks(directory: Path) -> bool:
-    """Run the script there on two forks of this process, and write how they end. Returns whether this is a fork."""
+    """Run the script there on two forks of this process, and write how they end. Return whether this is a fork."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -134,7 +134,7 @@ def _fork_ranks(directory: Path) -> bool:
 
 
 def is_clean(ended: list[Ended], ending: Ending) -> bool:
-    """Whether all ranks have ended as they were to, and said nothing else."""
+    """Return whether all ranks have ended as expected, without other output."""
     return all(
         one.status == ending.status
         and (ending.last_words in one.stderr if ending.last_words else not one.stderr)
@@ -144,7 +144,7 @@ def is_clean(ended: list[Ended], ending: Ending) -> bool:
 
 
 def main() -> None:
-    """The process that imports what ranks need, which takes most of their time."""
+    """Run the process that imports the modules of the ranks, which takes most of their time."""
     import torch._dynamo
     import torch.distributed.fsdp  # noqa: F401
 

@@ -56,10 +56,10 @@ class _Samples(Dataset[torch.Tensor]):
 
 
 def train(phase: str, steps: int = 16) -> None:
-    """Some steps.
+    """Run some steps.
 
     Args:
-        phase: of `PHASES`, in which this rank loses 50 ms; "": none.
+        phase: One of `PHASES` in which this rank loses 50 ms; "" for none.
     """
     model = DistributedDataParallel(_Net(phase))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)

@@ -1,4 +1,4 @@
-"""What was recorded beside what torch's profiler and DDP's own timers say of the same run, see `on_rank.Witness`."""
+"""Compares a recording with torch's profiler and DDP's timers of the same run, see `on_rank.Witness`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.views import Collective
 from ddp_notebook.records.schema import SPANS, Rows
 
-# The ranges in which gloo does an operation, for two ranks: it has no reduce_scatter, nor a monitored barrier.
+# Ranges of the gloo operations on two ranks. gloo has no reduce_scatter and no monitored barrier.
 RANGES = {
     "all_reduce": ["all_reduce"],
     "all_reduce_coalesced": ["all_reduce"],
@@ -34,27 +34,28 @@ RANGES = {
     "send": ["send"],
     "recv": ["recv"],
 }
-_NEAR = 0.1  # of the span, or ...
+_NEAR = 0.1  # of the span, or `_NEAR_NS`
 _NEAR_NS = 200_000
-_FEWEST = 8  # operations of one kind, that their median says something
+_FEWEST = 8  # fewest operations of one kind for a meaningful median
 
 
 def cell_of_last(session: Any) -> int:
-    """The number of the session's last cell in which anything was recorded."""
+    """Return the number of the last cell with recorded calls."""
     return int(session.recording.rows("call")["cell"].max())
 
 
 def operations(recording: Recording, cell: int, rank: int) -> list[Collective]:
-    """What torch has done, in the order of its issue: without the rows of a user's comm hook as a whole."""
+    """Return the operations that torch has executed, in the order of their issue, without the rows of whole comm
+    hooks."""
     found = [one for one in recording.collectives(cell=cell, rank=rank) if not one.op.startswith("comm hook")]
     return sorted(found, key=lambda one: one.issue_ns)
 
 
 def expect_agreement(look: Callable[[], list[str]]) -> None:
-    """A run in which nothing is too far off, of three: what else the machine does lets a thread wait for its core.
+    """Require one run of three without large differences, because other load can delay a thread.
 
     Args:
-        look: runs it, and says what is off.
+        look: Function that runs it, and returns the differences.
     """
     for _ in range(3):
         if not (off := look()):
@@ -63,8 +64,11 @@ def expect_agreement(look: Callable[[], list[str]]) -> None:
 
 
 def operations_off(session: Any) -> list[str]:
-    """Whether those of the last cell ended when its profiler says, in the ranks' variable `ranges`. Its range begins
-    when a thread of gloo's takes the operation up, and ours when it is issued. There must be as many of each kind."""
+    """Return operations of the last cell whose end differs from that in the profiler (the ranks' variable `ranges`).
+
+    The profiler's range starts when a thread of gloo takes the operation, the recorded one when it is issued. The
+    numbers of operations of each kind must be equal.
+    """
     cell, seen, off = cell_of_last(session), session.pull("ranges"), []
     for rank in range(session.world_size):
         ours: dict[str, list[Collective | None]] = defaultdict(list)
@@ -92,10 +96,10 @@ def operations_off(session: Any) -> list[str]:
 
 
 def spans_off(ours: Sequence[float], theirs: Sequence[float], what: str, share: float = 0.5) -> list[str]:
-    """Says so where spans in nanoseconds, compared one by one, are not within 10 % or 0.2 ms.
+    """Return a message if spans in nanoseconds, compared one by one, differ by more than 10 % and 0.2 ms.
 
     Args:
-        share: of them that must be; the others may have lost their core before somebody looked at the time.
+        share: Share of spans that must agree. Others may have lost their core before the time was read.
     """
     pairs = np.array([ours, theirs], np.float64)  # (2, n)
     allowed = np.maximum(_NEAR * np.abs(pairs[1]), _NEAR_NS)
@@ -105,7 +109,7 @@ def spans_off(ours: Sequence[float], theirs: Sequence[float], what: str, share: 
 
 
 def spans(recording: Recording, cell: int, rank: int, kind: str) -> Rows:
-    """(n,) the rows of one kind of span, in their order."""
+    """Return (n,) the rows of one kind of span, in their order."""
     rows = recording.rows("span")
     rows = rows[(rows["cell"] == cell) & (rows["rank"] == rank) & (rows["kind"] == SPANS.index(kind))]
     return rows[np.argsort(rows["start_ns"])]

@@ -51,7 +51,7 @@ _METHODS = {
 }
 _SHORT = 0.25  # seconds: timeout of a call that is expected to expire
 
-_LONG = 20  # timeout of all other calls: long, since the machine may be busy
+_LONG = 20  # timeout of all other calls; long, because the machine may be busy
 for _name, (_function, _args) in _FUNCTIONS.items():
     _T = _SHORT if _name in ("slow", "never") else _LONG
     CASES[f"rpc_sync {_name}"] = f"rpc.rpc_sync(to, {_function}, args={_args}, timeout={_T})"
@@ -63,8 +63,8 @@ for _name, (_function, _args) in _FUNCTIONS.items():
             f"rpc.rpc_sync(to, fetch, args=(rpc.remote(me, {_function}, args={_args}), {_T}))"
         ).replace("(me,", "(to,", _function in ("nested", "later_remote", "script_later"))
     CASES[f"remote here {_name}"] = f"rpc.remote(me, {_function}, args={_args}).to_here(timeout={_T})"
-# In torch itself these wait for a minute or for ever: calls without a timeout, references of scripts in other hands. Some
-# raise an error in a cell: functions of `async_execution` that return None.
+# In torch itself these wait for a minute or forever: calls without a timeout, references of scripts owned elsewhere.
+# Some raise an error in a cell: functions of `async_execution` that return None.
 _ENDLESS = re.compile(r"remote here (slow|never)|.* (later_none|class_none)|.*by another (script_later.*|exits)")
 for _name, (_method, _args) in _METHODS.items():
     _T = _SHORT if _name in ("slow", "never") else _LONG
@@ -177,7 +177,7 @@ CASES |= {
     "mode of a backward": "with Seen() as seen: backward()\nwithout_races(sorted(seen.names))",
     "hooks of a backward": "hooked()",
 }
-# The cases that wait, and those that are much like another one.
+# Cases that wait, and cases that are similar to others.
 _LONG_ONES = re.compile(
     r"(rpc_async|remote at leisure|remote,|remote here|proxy) .*|.*(timeout|slow|never|without TorchScript).*"
 )

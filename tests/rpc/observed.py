@@ -311,8 +311,10 @@ def hooked():
 
 
 def without_races(names):
-    """Leave out operators that are recorded or not, depending on which thread is faster: accumulating a gradient may
-    copy it, and an answer that arrives early is read in the caller's thread."""
+    """Remove operators whose recording depends on the timing of threads.
+
+    Accumulating a gradient may copy it, and the caller's thread reads an answer that arrives early.
+    """
     return [name for name in names if not re.search(r"detach|copy|empty|aten::(to|as_strided|set_)", name)]
 
 
@@ -330,7 +332,7 @@ _here = {}
 
 
 def attempt(code):
-    """The outcome of code as text: its value, or its error."""
+    """Return the outcome of code as text: its value or its error."""
     *before, last = code.rstrip().split("\n")
     if last.startswith((" ", "with ")) or (last.startswith("rpc._set")):
         before, last = [*before, last], "None"
@@ -349,7 +351,7 @@ _WHERE = re.compile(r"^(  |Traceback)|(^|: )On [^:]*:$")
 
 
 def _plain(text):
-    """The lines of an error that say what has happened, without where, and without what differs from run to run."""
+    """Return the lines of an error that describe it, without location, and without parts that differ between runs."""
     for pattern, plain in _OURS:
         text = re.sub(pattern, plain, text)
     lines = [line for line in text.splitlines() if line.strip() and not _WHERE.search(line)]
@@ -363,13 +365,13 @@ _OURS = [
     (r"PicklingError: what a call returns cannot be sent, \w+: (.*); call it by .*", r"TypeError: \1"),
     (r"SystemExit\(3\)", "SystemExit: 3"),
     (r"RuntimeError\('\w+(?:\.\w+)* is decorated with async_execution.* but returned (\w+)'\)", r"got torch.\1"),
-    (r'\("On \w+:\s+(got torch\.\w+)\n[^"]*"\)', r'("\1")'),  # the same, told by a third worker
+    (r'\("On \w+:\s+(got torch\.\w+)\n[^"]*"\)', r'("\1")'),  # the same, reported by a third worker
     (r"Unable to cast Python instance .* must return a torch.futures.Future object, but (got [\w.]+)", r"\1"),
 ]
 
 
 def observe(rank, cases):
-    """The outcome of each case, on rank 0; the other rank serves."""
+    """Return the outcome of each case on rank 0; the other rank serves."""
     _here.update(me=f"worker{rank}", to=f"worker{1 - rank}")
     if rank:
         return {}

@@ -1,1 +1,1 @@
-"""What another user of the machine can do to a session: a second user who attacks every port and socket."""
+"""Attacks by another user of the machine: a second user attacks every port and socket of a session."""

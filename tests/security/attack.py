@@ -52,7 +52,7 @@ class Found:
     paths: dict[str, str]
 
     def row_of(self, at: str, controllers: Collection[int] = ()) -> str:
-        """The row of the table that describes a port; "" if none does.
+        """The row of the table that describes a port; "" if there is none.
 
         Args:
             at: "host:port".
@@ -69,7 +69,7 @@ class Found:
         return rows.get(protocol, "")
 
     def socket_row_of(self, name: str) -> str:
-        """The row of the table that describes a Unix socket; "" if none does."""
+        """The row of the table that describes a Unix socket; "" if there is none."""
         known = {
             r"@ddp_notebook-store-\w+": "the session's store, ranks on one machine",
             r"@ddp_notebook-\w+": "kept sessions over ssh",
@@ -79,10 +79,10 @@ class Found:
         return next((row for pattern, row in known.items() if re.fullmatch(pattern, name)), "")
 
     def rows(self, controllers: Collection[int] = (), ignore: Ignore = _nothing) -> set[str]:
-        """All rows that describe what was found.
+        """Return all rows that describe the found ports and sockets.
 
         Raises:
-            AssertionError: a port or a socket is in no row of the table.
+            AssertionError: A port or a socket is in no row of the table.
         """
         ports = {
             at: self.row_of(at, controllers)
@@ -112,7 +112,8 @@ class Found:
                 continue
             if protocol == "store with a key":  # it sends a random number to each client
                 read = {one for one in read if len(one) != 2 * 36}
-            if self.row_of(at) == "TensorPipe":  # its listener does not survive garbage, as the table says
+            # its listener does not survive invalid data, as documented in the table
+            if self.row_of(at) == "TensorPipe":
                 read -= {"refused"}
             assert not read, f"{at} ({self.listeners[at]}) has told {read}"
         assert {*self.sockets.values()} <= {"closed", "refused"}, self.sockets
@@ -120,7 +121,7 @@ class Found:
 
 
 def table() -> list[list[str]]:
-    """The cells of the table of ports in docs/security.md."""
+    """Return the cells of the table of ports in docs/security.md."""
     lines = _TABLE.read_text().partition("## Ports and sockets")[2].partition("\n## ")[0].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")]
     return rows[2:]
@@ -130,8 +131,8 @@ class Stranger:
     """A process of the second user.
 
     Args:
-        user: its id.
-        marker: the file that is made where a pickle of its is loaded.
+        user: Id of the user.
+        marker: File that is created if a pickle of the attacker is loaded.
     """
 
     def __init__(self, user: int, marker: Path) -> None:
@@ -171,14 +172,14 @@ def _below(process: psutil.Process) -> list[psutil.Process]:
 
 
 def attack(user: int, marker: Path) -> Found:
-    """Have the second user attack all ports, Unix sockets and files of the processes of this test run, once."""
+    """Make the second user attack all ports, Unix sockets and files of the processes of this test run once."""
     with contextlib.closing(Stranger(user, marker)) as stranger:
         return stranger.attack()
 
 
 @contextlib.contextmanager
 def attacking(user: int, marker: Path) -> Iterator[list[Found]]:
-    """Repeat `attack` in the background. Yields the results of the rounds."""
+    """Repeat `attack` in the background. Yield the results of the rounds."""
     rounds: list[Found] = []
     errors: list[BaseException] = []
     ends = threading.Event()
@@ -205,7 +206,7 @@ def attacking(user: int, marker: Path) -> Iterator[list[Found]]:
 
 
 def listening(processes: Collection[psutil.Process]) -> list[Listener]:
-    """The TCP ports on which processes listen."""
+    """Return the TCP ports on which processes listen."""
     found = {}
     for process in processes:
         with contextlib.suppress(psutil.Error, OSError):
@@ -219,7 +220,7 @@ def listening(processes: Collection[psutil.Process]) -> list[Listener]:
 
 
 def _held_with(pid: int, fd: int) -> str:
-    """The kinds of files in the epoll of a process that holds this one."""
+    """Return the kinds of files in the epoll of a process that contains this one."""
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             if os.readlink(link) != "anon_inode:[eventpoll]":
@@ -236,7 +237,7 @@ def _held_with(pid: int, fd: int) -> str:
 
 
 def unix_sockets(processes: Collection[psutil.Process]) -> set[str]:
-    """The names of the Unix sockets at which processes listen."""
+    """Return the names of the Unix sockets at which processes listen."""
     inodes = set()
     for process in processes:
         with contextlib.suppress(OSError):
@@ -253,15 +254,18 @@ def unix_sockets(processes: Collection[psutil.Process]) -> set[str]:
 
 
 def _path_of(name: str) -> str:
-    """The path of a socket that was bound by way of its folder, since the path is too long for the system."""
+    """Return the path of a socket that was bound through its folder, because the path is too long for the system."""
     if not name.startswith("/proc/self/fd/"):
         return name
     return str(Path(os.environ["XDG_RUNTIME_DIR"], "ddp_notebook", Path(name).name))
 
 
 def files(processes: Collection[psutil.Process]) -> set[str]:
-    """The files and folders of sessions: those that processes have open in the temporary folders and the runtime
-    directory, and all below the package's own."""
+    """Return the files and folders of sessions.
+
+    These are files that processes have open in the temporary folders and the runtime directory, and all files in the
+    package's own folders.
+    """
     roots = {os.environ["TMPDIR"], os.environ.get("XDG_RUNTIME_DIR", ""), f"/tmp/ddp_notebook_{os.getuid()}"} - {""}
     found = set()
     for root in roots:

@@ -12,7 +12,7 @@ _NAME = "ddp-nb-stranger"
 
 @pytest.fixture(scope="module")
 def stranger():
-    """The id of a second user of this machine."""
+    """Return the id of a second user of this machine."""
     added = subprocess.run(["useradd", "--system", "--no-create-home", _NAME], capture_output=True, text=True)
     if added.returncode not in (0, 9):  # 9: the name exists
         pytest.skip(f"useradd: {added.stderr.strip()}")

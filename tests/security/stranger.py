@@ -1,10 +1,10 @@
-"""The attack: run as root with the id of a user, it becomes that user and attacks what belongs to others.
+"""The attack: runs as root with the id of a user, becomes that user, and attacks resources of other users.
 
     python stranger.py USER MARKER
 
-MARKER is the file that a pickle of the attacker's makes where it is loaded. Each line of standard input is an order in
+MARKER is the file that is created if a pickle of the attacker is loaded. Each line of standard input is an order in
 JSON: `ports`, a list of [host, port]; `sockets`, names of Unix sockets; `paths`, files and folders. The program prints
-a line for each order: what it has found out about each port, and what it has read at each socket and path.
+a line for each order: the result for each port, and the data read from each socket and path.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ import zmq
 from torch._C._distributed_c10d import TCPStore
 
 _WAIT_S = 0.2
-_LONGEST_NAME = 100  # bytes of an address of a Unix socket, some less than the limit of Linux
-"a".encode("idna")  # a module that another user may not be able to read
+_LONGEST_NAME = 100  # bytes of a Unix socket address, slightly less than the limit of Linux
+"a".encode("idna")  # imports a module that another user may not be able to read
 
 # The first bytes of a TCPStore and of ZeroMQ. Sources:
 # torch/csrc/distributed/c10d/TCPStoreBackend.cpp (VALIDATE, PING),
 # https://rfc.zeromq.org/spec/23/
 _STORE_PING = struct.pack("<BIBI", 0, 0x3C85F7CE, 13, 4711)
-_ZMQ_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"  # up to the version; then the other end names its mechanism
-# The first bytes of clients: of a store, a kept session, a rank, and gloo.
+_ZMQ_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"  # up to the version; then the peer sends its mechanism
+# First bytes of clients: of a store, a kept session, a rank, and gloo.
 _HELLOS = (
     struct.pack("<II", 8, 4) + b"keys",
     struct.pack("<I", 64) + bytes(64),
@@ -61,7 +61,7 @@ class Attack:
     """The attempts of one user.
 
     Args:
-        marker: see the module.
+        marker: See the module.
     """
 
     def __init__(self, marker: str) -> None:
@@ -139,7 +139,7 @@ class Attack:
         return " ".join(sorted(read - {""}))
 
     def attack_path(self, path: str) -> str:
-        """Read it, replace it and put a file next to it."""
+        """Read the path, replace it, and create a file next to it."""
         done = []
         with contextlib.suppress(OSError):
             Path(path).stat()
@@ -167,7 +167,7 @@ class Attack:
 
 
 def _exchange(family: int, address: Any, sent: bytes) -> str:
-    """Send something on a connection. Returns what was read, in hexadecimal digits; "refused", "closed" or ""."""
+    """Send bytes on a connection. Return the received bytes as hexadecimal digits, "refused", "closed" or ""."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as one:
             one.settimeout(_WAIT_S)

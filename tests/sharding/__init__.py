@@ -1,1 +1,1 @@
-"""Models in shards: who holds what, what it takes, and what is wrong with it."""
+"""Sharded models: the parts of each rank, their memory, and checks of errors."""

@@ -1,7 +1,7 @@
-"""A Slurm of the tests' own: its controller on this machine, its nodes on hosts with networks of their own.
+"""A Slurm cluster of the tests: its controller on this machine, its nodes on hosts with separate networks.
 
-Everything is in one folder: configuration, munge's key and socket, state, logs. Nothing of a Slurm that the machine may
-have is read or changed.
+All files are in one folder: configuration, munge's key and socket, state, logs. An existing Slurm of the machine is
+neither read nor changed.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
 
 
 class Cluster:
-    """A Slurm that is up.
+    """A running Slurm cluster.
 
     Args:
-        directory: for all that it writes.
-        network: its nodes' hosts.
+        directory: Folder for all files.
+        network: Hosts of the nodes.
 
     Attributes:
-        config: slurm.conf, which the variable `SLURM_CONF` is to name.
-        addresses: of the nodes.
-        shared_folder: what sessions write for their tasks, where `XDG_CACHE_HOME` is as `conftest` has it.
+        config: Path of slurm.conf, for the variable `SLURM_CONF`.
+        addresses: Addresses of the nodes.
+        shared_folder: Files that sessions write for their tasks, with `XDG_CACHE_HOME` as in `conftest`.
     """
 
     def __init__(self, directory: Path, network: namespaces.Namespaces) -> None:
@@ -117,11 +117,11 @@ class Cluster:
         wait_until(Path(files["sock"]).exists, _UP_S, "munged's socket")
         self._run("slurmctld", "-D", "-f", str(self.config))
         for name in self._network.addresses:
-            # As on Debian: its own name is an address that no other host reaches.
+            # As on Debian, the host's own name has an address that other hosts cannot reach.
             hosts = here / f"hosts.{name}"
             hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n{net}.1 {socket.gethostname()}\n")
             begin = f"hostname {name} && mount --bind {hosts} /etc/hosts && exec slurmd -D -N {name} -f {self.config}"
-            # (`ip netns exec` would hide /sys/fs/cgroup, without which slurmd does not start.)
+            # (`ip netns exec` would hide /sys/fs/cgroup, which slurmd needs.)
             namespace = f"--net=/run/netns/{self._network.links[name]}"
             self._run("nsenter", namespace, "unshare", "-u", "-m", "sh", "-c", begin)
         wait_until(lambda: self.ask("sinfo", "-h", "-o", "%D %t") == f"{len(NODES)} idle", _UP_S, "idle nodes")
@@ -133,22 +133,22 @@ class Cluster:
         self._ends.callback(_end, process)
 
     def ask(self, *command: str) -> str:
-        """What one of Slurm's commands prints."""
+        """Return the output of a Slurm command."""
         return subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=30).stdout.strip()
 
     def jobs(self) -> list[str]:
-        """The numbers of the jobs that wait, run or are ending."""
+        """Return the numbers of the pending, running and ending jobs."""
         return self.ask("squeue", "-h", "-o", "%A").split()
 
     def cancel_all(self) -> None:
-        """End all jobs, and wait until the nodes have none."""
+        """End all jobs, and wait until the nodes are idle."""
         for job in self.jobs():
             self.ask("scancel", job)
         wait_until(lambda: not self.jobs(), _UP_S, "an empty queue")
 
     @contextmanager
     def occupied(self) -> Iterator[str]:
-        """All nodes taken by a job. Yields its number."""
+        """Occupy all nodes with a job. Yield its number."""
         job = self.ask("sbatch", "--parsable", f"-N{len(NODES)}", "--exclusive", "-o", "/dev/null", "--wrap=sleep 600")
         try:
             wait_until(lambda: self.ask("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING", _UP_S, "the job to run")
@@ -168,7 +168,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def need() -> None:
-    """Skip the test where Slurm is not installed."""
+    """Skip the test if Slurm is not installed."""
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=_PATH) is None]
     if missing:
         pytest.skip(f"no {', '.join(missing)}: `make cluster-tools` installs Slurm")
@@ -176,7 +176,7 @@ def need() -> None:
 
 @contextmanager
 def running(directory: Path) -> Iterator[Cluster]:
-    """A Slurm with two nodes; skips the test where it cannot be had."""
+    """Start a Slurm cluster with two nodes. Skip the test if this is not possible."""
     need()
     with namespaces.hosts(directory, *NODES) as network, Cluster(directory, network) as made:
         yield made

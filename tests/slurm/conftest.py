@@ -1,4 +1,4 @@
-"""A Slurm of the tests' own, which this process's commands ask."""
+"""A Slurm cluster of the tests, which the commands of this process use."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.slurm import cluster
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
-    """It is up, with two nodes of four cores each."""
+    """Start a cluster with two nodes of four cores each."""
     directory = tmp_path_factory.mktemp("slurm")
     with cluster.running(directory) as made, pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("SLURM_")]:
-            patch.delenv(name)  # the tests themselves may run in a job of another
+            patch.delenv(name)  # the tests may run in a job of another cluster
         patch.setenv("SLURM_CONF", str(made.config))
         patch.setenv("XDG_CACHE_HOME", str(directory / "shared"))
         yield made
@@ -24,7 +24,7 @@ def slurm(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def queue_is_empty(slurm):
-    """After every test: as many jobs as before, and no invitation nor output of a job."""
+    """Check after every test that there are no new jobs, and no invitation or output of a job is left."""
     before, shared = set(slurm.jobs()), slurm.shared_folder
     files = {file.name for file in shared.glob("*")}
     yield

@@ -1,4 +1,4 @@
-"""An ssh server of the tests' own, and a Python that it runs."""
+"""An ssh server of the tests, and a Python that it runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.ssh import sshd
 
 @pytest.fixture(autouse=True)
 def no_notebook(monkeypatch):
-    """Hosts do not wait for a next session, as they do for a notebook; tests before these may have been one."""
+    """Prevent hosts from waiting for a next session, as they do for a notebook. Earlier tests may have loaded one."""
     monkeypatch.setattr(warm, "_is_preparing", False)
 
 
 @pytest.fixture(scope="module")
 def ssh(tmp_path_factory):
-    """The folder of an ssh server's keys."""
+    """Return the folder of the ssh server's keys."""
     directory = tmp_path_factory.mktemp("sshd")
     with sshd.running(directory) as command, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDP_NOTEBOOK_SSH", command)
@@ -28,5 +28,5 @@ def ssh(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(ssh):
-    """Its shell prints a greeting, and has a variable of its own; it does not see the session's directory."""
+    """Return a Python whose shell prints a greeting and has its own variable. It cannot see the session's directory."""
     return sshd.python(ssh, first="echo welcome to one", variable="OF_THE_HOST=yes", without=tempfile.gettempdir())

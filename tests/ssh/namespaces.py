@@ -1,4 +1,4 @@
-"""Hosts with networks of their own: namespaces on a bridge, an ssh server in each, whose links can be cut."""
+"""Hosts with separate networks: namespaces on a bridge, with an ssh server in each. Their links can be cut."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ class Namespaces:
     """Some hosts.
 
     Args:
-        directory: of keys and configuration.
-        names: of the hosts.
+        directory: Folder of keys and configuration.
+        names: Names of the hosts.
 
     Attributes:
-        links: the name of each host's link, and of its namespace.
-        net: the first three numbers of the addresses; this machine is .1 there.
-        addresses: of each host.
-        address: of this machine, by which the hosts reach it.
+        links: Name of each host's link and namespace.
+        net: First three numbers of the addresses; this machine is .1.
+        addresses: Address of each host.
+        address: Address of this machine for the hosts.
     """
 
     def __init__(self, directory: Path, names: Sequence[str]) -> None:
-        # Of names that the whole machine shares. One process may have several, as tests of Slurm beside others.
+        # For names that the whole machine shares. One process may have several networks, such as for tests of Slurm.
         mark = (os.getpid() + 997 * next(_numbers)) % 10_000
         self.links = {name: f"ddpl{mark}{name}" for name in names}
         self.command = f"ssh -F {directory}/ssh_config"
@@ -139,15 +139,17 @@ class Namespaces:
         return found
 
     def _end_connections(self, name: str) -> None:
-        """End those of an ssh server that has ended: one whose client went while the link was cut would stay for
-        hours, and the network with it."""
+        """End the connections of an ended ssh server.
+
+        If a client has left while the link was cut, its connection would keep the network alive for hours.
+        """
         for process in self._processes(name):
             with suppress(psutil.NoSuchProcess):
                 if process.name().startswith("sshd"):
                     process.kill()
 
     def started(self, name: str) -> list[int]:
-        """The processes of a host, without its ssh server's."""
+        """Return the processes of a host without its ssh server."""
         found = []
         for process in self._processes(name):
             with suppress(psutil.NoSuchProcess):
@@ -156,12 +158,15 @@ class Namespaces:
         return found
 
     def are_idle(self) -> bool:
-        """Nothing runs on any host but its ssh server, which has no connection."""
+        """Return whether all hosts run only their ssh server, without connections."""
         return all([p.pid for p in self._processes(name)] == [server.pid] for name, server in self._servers.items())
 
     def kill(self, name: str) -> None:
-        """Kill all processes of a host, and its ssh server's for connections. A machine that ends takes its folder of
-        temporary files along; this one is shared with others, and nobody is left who would remove what is theirs."""
+        """Kill all processes of a host, including the ssh server's processes for connections.
+
+        Also removes their temporary files: a dead machine would lose its folder, but this one is shared, and no process
+        is left to remove them.
+        """
         killed = [process for process in self._processes(name) if process.pid != self._servers[name].pid]
         opened: list[Path] = []
         for process in killed:
@@ -175,7 +180,7 @@ class Namespaces:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Hosts do not reach each other meanwhile; the notebook reaches them all."""
+        """Prevent hosts from reaching each other in this block. The notebook still reaches all of them."""
         for link in self.links.values():
             _ip("link", "set", link, "type", "bridge_slave", "isolated", "on")
         try:
@@ -183,16 +188,16 @@ class Namespaces:
         finally:
             for link in self.links.values():
                 _ip("link", "set", link, "type", "bridge_slave", "isolated", "off")
-            # An ARP request that had no answer fails after 3 s, and new connections fail with it.
+            # An ARP request without an answer fails after 3 s, and new connections fail with it.
             for namespace in self.links.values():
                 _ip("-n", namespace, "neigh", "flush", "all")
 
     def join(self, device: str, net: str) -> None:
-        """Give two hosts a network of their own, which is down.
+        """Create a separate network between two hosts, which is down.
 
         Args:
-            device: its name on both.
-            net: the first three numbers of its addresses, which end in 1 and 2.
+            device: Device name on both hosts.
+            net: First three numbers of its addresses, which end in 1 and 2.
         """
         one, other = self.links.values()
         _ip("link", "add", device, "netns", one, "type", "veth", "peer", "name", device, "netns", other)
@@ -200,10 +205,10 @@ class Namespaces:
             _ip("-n", namespace, "addr", "add", f"{net}.{number}/24", "dev", device)
 
     def become_ipv6(self, net: str) -> None:
-        """Leave the hosts and this machine no IPv4 between them. Their ssh servers are not reached any more.
+        """Remove IPv4 between the hosts and this machine. Their ssh servers are then unreachable.
 
         Args:
-            net: the first 64 bits of their addresses.
+            net: First 64 bits of their addresses.
         """
         _ip("addr", "flush", "dev", self._bridge)
         _ip("addr", "add", f"{net}::1/64", "dev", self._bridge, "nodad")
@@ -220,7 +225,7 @@ class Namespaces:
 
 @contextmanager
 def hosts(directory: Path, *names: str) -> Iterator[Namespaces]:
-    """Hosts of these names; skips the test where they cannot be had."""
+    """Create hosts with these names. Skip the test if this is not possible."""
     if SSHD is None or shutil.which("ssh") is None or shutil.which("ip") is None:
         pytest.skip("no ssh server, or no iproute2: `make cluster-tools` installs them")
     if os.geteuid() != 0 or not rights.may(*rights.NETWORK):

@@ -1,4 +1,4 @@
-"""An ssh server of the tests' own on this machine, whose one machine has several names."""
+"""An ssh server of the tests on this machine, which it serves under several names."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Host *
 
 @contextmanager
 def running(directory: Path) -> Iterator[str]:
-    """Yields the command by which ssh knows the names "one", "two", "three" and some that do not work."""
+    """Yield the ssh command for which the names "one", "two", "three" and some invalid ones are configured."""
     if SSHD is None or shutil.which("ssh") is None:
         pytest.skip("no ssh server: `make cluster-tools` installs it")
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -77,7 +77,7 @@ def running(directory: Path) -> Iterator[str]:
     another_key = (directory / "id.pub").read_text()
     (directory / "known_before").write_text(f"[127.0.0.1]:{port} {another_key}")
     if os.geteuid() == 0:
-        os.makedirs("/run/sshd", exist_ok=True)  # which its unit would make
+        os.makedirs("/run/sshd", exist_ok=True)  # usually created by its systemd unit
     server = subprocess.Popen([SSHD, "-D", "-e", "-f", directory / "sshd_config"], stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 10
@@ -95,8 +95,11 @@ def running(directory: Path) -> Iterator[str]:
 
 
 def python(directory: Path, *, first: str = "", variable: str = "", without: str = "") -> str:
-    """An interpreter there, as users have one: a script that does something first, and has the package. It does not see
-    what is in the folder `without`, where that can be had: other machines do not see the notebook's files."""
+    """Return an interpreter as users have one: a script that runs a command first and has the package.
+
+    If permitted, it cannot see the files in the folder `without`, like another machine that cannot see the notebook's
+    files.
+    """
     script = directory / f"python{abs(hash((first, variable)))}"
     root = Path(__file__).parents[2]
     run = f'exec {sys.executable} "$@"'

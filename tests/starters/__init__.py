@@ -1,1 +1,1 @@
-"""Tasks of other launchers, each of which starts a host server that calls the notebook."""
+"""Tasks of other launchers. Each starts a host server that connects to the notebook."""

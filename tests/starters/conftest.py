@@ -1,4 +1,4 @@
-"""Where invitations lie, and what nobody may see of them."""
+"""Folder of invitations, and checks that other users cannot see their secrets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ need_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no Open MP
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    """In the place of ~/.cache, empty again when a session has ended."""
+    """Replace ~/.cache by a folder that is empty again after each session."""
     directory = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(directory))
@@ -26,7 +26,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def make_profile():
-    """Write a profile of ipyparallel's, which goes when the module ends."""
+    """Write an ipyparallel profile, which is removed after the module."""
     made: list[Path] = []
 
     def make(name: str, *lines: str) -> Path:
@@ -42,12 +42,12 @@ def make_profile():
 
 
 def files_in(folder: Path) -> set[str]:
-    """What a launcher may have left: logs, scripts, connection files."""
+    """Return the files that a launcher may have left: logs, scripts, connection files."""
     return {str(file.relative_to(folder)) for file in below(folder) if file.is_file() and file.name != "README"}
 
 
 def command_lines() -> str:
-    """What every user of this machine may read."""
+    """Return all command lines, which every user of this machine can read."""
     return subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
 
 
@@ -56,23 +56,23 @@ def invitations(cache: Path) -> list[Path]:
 
 
 def send_to_all_below(number: int) -> None:
-    """What VS Code's stop button does. The ssh servers of hosts are below the test only."""
+    """Send a signal like the stop button of VS Code. ssh servers of hosts are children of the test only."""
     for process in psutil.Process(os.getpid()).children(recursive=True):
         if not process.name().startswith("sshd"):
             process.send_signal(number)
 
 
 def said(session, code: str) -> list[str]:
-    """What each rank prints."""
+    """Return the output of each rank."""
     result = session.run(code)
     return [result[rank].stdout.strip() for rank in result.ranks]
 
 
 def sum_of(session) -> list[str]:
-    """Of a one from each rank, as each of them sees it."""
+    """Return the sum of a one from each rank, as computed by each rank."""
     return said(session, "x = torch.ones(1); dist.all_reduce(x); print(int(x))")
 
 
 def secret_of(session) -> str:
-    """The key that admits whoever has the invitation."""
+    """Return the key in the invitation, which admits its owner."""
     return session._hosts._tasks._arrivals.invitation.secret_key

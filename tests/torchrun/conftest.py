@@ -1,4 +1,4 @@
-"""Jobs of torchrun's, with real agents and workers, in a runtime folder of each test's own."""
+"""torchrun jobs with real agents and workers, in a separate runtime folder for each test."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def train(steps):
 """
 
 
-# In place of the head, of a script that does not import torch.
+# Replaces the head, for a script that does not import torch.
 WAITS = "import os, time\nwhile not os.path.exists('end'): time.sleep(0.01)\n"
 
 
 class Jobs:
-    """Starts jobs, and looks at them."""
+    """Starts jobs, and attaches to them."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
@@ -55,7 +55,7 @@ class Jobs:
         return path
 
     def start(self, body: str, *options: str, name: str = "train.py", head: str = HEAD) -> subprocess.Popen[str]:
-        """torchrun with two ranks of such a script, whose head has `rank`, `wait_for(file)`, `train(steps)`."""
+        """Start torchrun with two ranks of a script, whose head defines `rank`, `wait_for(file)`, `train(steps)`."""
         script = self.script(body, name, head)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
         process = subprocess.Popen(
@@ -70,7 +70,7 @@ class Jobs:
         return process
 
     def _end(self, process: subprocess.Popen[str]) -> None:
-        self.touch("end")  # what a script may wait for
+        self.touch("end")  # scripts may wait for it
         process.terminate()
         try:
             process.communicate(timeout=_END_S)
@@ -79,7 +79,7 @@ class Jobs:
             raise
 
     def attach(self, name: str = "train", take_over: bool = False) -> TorchrunJob:
-        """Look at it, once both ranks are there."""
+        """Attach to a job when both ranks are registered."""
         wait_until(lambda: sum(one.name.startswith(name) for one in self.ranks()) == 2, _START_S)
         found = lookup.find(name)
         job = TorchrunJob(found.key, found.name, take_over=take_over)
@@ -88,7 +88,7 @@ class Jobs:
         return job
 
     def ranks(self) -> list[entries.Entry]:
-        """Those that are there."""
+        """Return the registered ranks."""
         return entries.entries(lookup.TORCHRUN)
 
     def touch(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What the browser makes of a message: the same as `js/data/unpack.js`, so that tests see what a view sees."""
+"""Unpacks a message like `js/data/unpack.js` in the browser, so that tests see the same data as a view."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddp_notebook.widgets.feed.tables import FEED_TABLES
 
 
 def unpack(header: dict[str, Any], data: bytes) -> dict[str, Any]:
-    """The tables of a message, as arrays of `FEED_TABLES`."""
+    """Return the tables of a message, as arrays of `FEED_TABLES`."""
     return {name: _table(name, table, data) for name, table in header["tables"].items()}
 
 
