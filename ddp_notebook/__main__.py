@@ -54,6 +54,8 @@ def main(arguments: list[str]) -> int:
     """Run a command line, and return its exit status."""
     try:
         match arguments:
+            case [*_, "-h" | "--help"]:
+                print(USAGE)
             case ["list"]:
                 lines = [*(in_a_line(one) for one in lookup.everything()), *entries.strangers()]
                 print("\n".join(lines) or "nothing runs on this machine that can be attached to")

@@ -32,7 +32,7 @@ def find(name: str = "") -> AttachTarget:
 
 
 @tells_interrupt(OF_FUNCTIONS["attach_session"])
-def attach_session(name: str = "", *, take_over: bool = False, look: bool = False) -> Session:
+def attach_session(name: str = "", *, take_over: bool = False, look: bool = False, wait: bool = False) -> Session:
     """Attach to a session that another kernel of the same user on this machine started with `keep`.
 
     If another notebook drives the session, this one observes it: monitor, recording and status.
@@ -42,16 +42,24 @@ def attach_session(name: str = "", *, take_over: bool = False, look: bool = Fals
             ddp_notebook list` shows the names.
         take_over: drive the session. The notebook that drove it loses the ranks.
         look: only observe, even if no notebook drives the session.
+        wait: print the output that no notebook has shown, and wait for the end of the running cell.
 
     Raises:
         UsageError: no session has this name, or it has another version or environment.
         SessionExistsError: this notebook has another session.
+        RankError: with `wait`, the cell failed; or any other error of `Session.run`.
 
-    Example: in a script, which has no `%ddp_attach --wait`::
+    Example: in a script::
 
-        session = ddp_notebook.attach_session("kept-1")
-        session._show_unseen(wait=True)
+        session = ddp_notebook.attach_session("kept-1", wait=True)
     """
+    session = _attach(name, take_over, look)
+    if wait:
+        session._show_unseen(wait=True)
+    return session
+
+
+def _attach(name: str, take_over: bool, look: bool) -> Session:
     refuse_on_rank("ranks attach to no session: call attach_session")
     if (running := current()) is not None:
         if not running._is_kept:

@@ -21,7 +21,7 @@ extensions = [
     "sphinx_design",
 ]
 root_doc = "index"
-exclude_patterns = ["extra"]
+exclude_patterns = ["extra", "measurements"]
 
 # ---- texts and notebooks
 

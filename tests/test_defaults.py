@@ -56,7 +56,7 @@ def test_nothing_is_written_down(monkeypatch, tmp_path):
     assert file.path() == tmp_path / "ddp_notebook.toml"
     assert read("2").options == StartOptions(world_size=2) and read("2").note == ""
     file.path().write_text("[start]\ntimeout_s = 7\n")
-    assert read("2").options.timeout_s == 7 and read("2").note == f"defaults of {file.path()}: timeout_s 7.0"
+    assert read("2").options.timeout_s == 7 and read("2").note == f"defaults of {file.path()}: --timeout 7"
 
 
 def test_defaults_hold_where_the_line_says_nothing(write):
@@ -71,7 +71,9 @@ def test_defaults_hold_where_the_line_says_nothing(write):
         env={"NCCL_DEBUG": "WARN", "N": "2", "B": "1"},
         hosts=Ssh({"login": 2}, python="/envs/train/bin/python"),
     )
-    assert asked.note.startswith(f"defaults of {path}: backend gloo, env ") and "by ssh -F /etc/cluster" in asked.note
+    assert (
+        asked.note.startswith(f"defaults of {path}: --backend gloo, --env ") and "by ssh -F /etc/cluster" in asked.note
+    )
     line = "2 --backend auto --timeout 9 --hang-after 3 --guard on --python p --env N=5 --hosts login:2"
     assert read(line).options == parse(line.replace("N=5", "NCCL_DEBUG=WARN N=5"))
     assert parse(line).env == {"N": "5"}, "a line alone is what it says"

@@ -63,7 +63,7 @@ def record(path: Path) -> None:
 
 def record_frames(folder: Path) -> list[Path]:
     """Train on the ranks, and save the recording as a page for each frame."""
-    pages = []
+    pages: list[Path] = []
     with ddp_notebook.start(_RANKS, backend="gloo") as session:
         session.run(_MODEL, quiet=True)
         job = session.submit(_BECOMES_SLOW, quiet=True, execution_count=2, file="In [2]")

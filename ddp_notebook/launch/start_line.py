@@ -236,10 +236,6 @@ def _note(options: StartOptions, alone: StartOptions, defaults: Defaults) -> str
         alone: the options of the line alone.
         defaults: of the site.
     """
-    changed = [one for one in TABLE if one.value(options) != one.value(alone)]
-    used = [
-        f"{one.name} {one.kind.text(one.value(options)) if one.name == 'hosts' else one.value(options)}"
-        for one in changed
-    ]
+    used = [one.written(options) for one in TABLE if one.value(options) != one.value(alone)]
     used += [f"by {defaults.ssh}"] * bool(defaults.ssh and options.hosts)
     return f"defaults of {defaults.path}: {', '.join(used)}" if used else ""

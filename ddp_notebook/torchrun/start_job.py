@@ -44,7 +44,7 @@ _TO_FILES = {"-r", "--redirects", "-t", "--tee"}  # options that make torchrun w
 # The default times of torch are for clusters: 30 s for further agents, 15 s until a silent agent counts as dead.
 _TIMES = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
 _MOST_RANKS = 8  # the limit of the shown text is that of this number of ranks
-_ALONE_S = 20.0  # after this time without a rank, a line names the reason: torchrun waits for more agents
+_ALONE_S = 20.0  # after this time without a rank, a line says so
 _REFRESH_S = 0.1  # longest interval between updates of continuous output
 _END_S = 2.0  # time to wait for more output of ranks after torchrun has ended and all output is shown
 
@@ -77,14 +77,29 @@ class TorchrunOptions:
         return any(word.partition("=")[0] in _TO_FILES or word[:2] in ("-r", "-t") for word in self.options)
 
     @property
+    def least_agents(self) -> int:
+        """The number of agents for which torchrun waits: 1 with `--nnodes 1:3`."""
+        return self._agents()[0]
+
+    @property
     def most_agents(self) -> int:
         """The highest number of agents that torchrun accepts: 3 with `--nnodes 1:3`."""
+        return self._agents()[1]
+
+    def why_alone(self, endpoint: str) -> str:
+        """Return the reason why no rank can start, behind a sentence; "" if enough agents were started here."""
+        if self.least_agents <= self.agents:
+            return ""
+        started = f"torchrun waits for {self.least_agents} agents, and {self.agents} started here"
+        return f": {started}; one more, in a shell: {self.joins(endpoint)}"
+
+    def _agents(self) -> tuple[int, int]:
         for word, behind in zip(self.options, [*self.options[1:], ""], strict=False):
             name, is_joined, value = word.partition("=")
-            most = (value if is_joined else behind).rpartition(":")[2]
-            if name == "--nnodes" and most.isdecimal():
-                return int(most)
-        return 1
+            least, _, most = (value if is_joined else behind).partition(":")
+            if name == "--nnodes" and least.isdecimal():
+                return int(least), int(most or least)
+        return 1, 1
 
 
 @functools.cache
@@ -270,6 +285,7 @@ class _Follower:
         self._joins = asked.joins(endpoint)  # the command that starts one more agent
         self._view: tuple[int, Any] | None = None  # number of an attempt, and the view under its output
         self._screen = Screen(range(_MOST_RANKS), holds=self._holds, folds=asked.folds, log="attach_job().log(rank)")
+        self._why_alone = asked.why_alone(endpoint)
         self._presses = 0  # presses of the stop button that were sent to torchrun
         self._alone_s = time.monotonic() + _ALONE_S  # time of the line that no rank has started
         self._ends_s = float("inf")  # end of the wait for more output
@@ -293,8 +309,7 @@ class _Follower:
             self._view = _update_view(self._job, self._view)
             if self._job.round is None and now_s > self._alone_s:
                 self._alone_s = float("inf")
-                said = f"no rank has started within {_ALONE_S:.0f} s: torchrun waits for more agents"
-                self._screen.write("stderr", f"{said}; one more, in a shell: {self._joins}\n")
+                self._screen.write("stderr", f"no rank has started within {_ALONE_S:.0f} s{self._why_alone}\n")
             if self._pipes.has_ended and self._ends_s == float("inf"):
                 # A process that has left the job may hold a pipe open, and may continue to write.
                 self._pieces = self._pipes.most_waiting if self._pieces is None else self._pieces

@@ -29,6 +29,7 @@ def test_a_page_is_short_and_begins_with_an_example(page):
         assert any(line.startswith("```") for line in lines[:_FIRST_SCREEN])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("page", _RUN)
 def test_the_cells_of_a_page_run(page, tmp_path):
     with closing(NotebookKernel(env={**os.environ, "DDP_NOTEBOOK_RANKS": "2"}, cwd=str(tmp_path))) as kernel:

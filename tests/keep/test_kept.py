@@ -231,6 +231,9 @@ def listed() -> str:
 @pytest.mark.long
 def test_from_a_shell(notebook):
     assert listed() == "nothing runs on this machine that can be attached to\n"
+    command = [sys.executable, "-m", "ddp_notebook", "stop", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "usage: python -m ddp_notebook list | stop NAME | logs NAME\n"
     first = notebook("%ddp_start 2 --keep 1")
     first.run("%%on_all_ranks\nprint('from rank', rank)")
     assert "kept-1: 2 ranks" in listed() and "drives it" in listed()

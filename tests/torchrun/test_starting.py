@@ -62,15 +62,29 @@ def test_what_cannot_be(line, why):
 
 
 @pytest.mark.parametrize(
-    ("options", "most"),
-    [("--nnodes 1:3", 3), ("--nproc-per-node 2 --nnodes=2", 2), ("--nproc-per-node 2", 1), ("", 1)],
+    ("options", "least", "most"),
+    [("--nnodes 1:3", 1, 3), ("--nproc-per-node 2 --nnodes=2", 2, 2), ("--nproc-per-node 2", 1, 1), ("", 1, 1)],
 )
-def test_what_lets_one_more_agent_join(options, most):
+def test_what_lets_one_more_agent_join(options, least, most):
     asked = start_job.read(f"--name 'my job' {options} -m train")
-    assert asked.most_agents == most
+    assert (asked.least_agents, asked.most_agents) == (least, most)
     joins = asked.joins("unix:@name")
     assert joins.startswith("DDP_NOTEBOOK_NAME='my job' ") and f"--rdzv-id={asked.key}" in joins
     assert joins.endswith(f"{options} -m ddp_notebook.attach -m train")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--nnodes 3", ": torchrun waits for 3 agents, and 1 started here; one more, in a shell: "),
+        ("--nnodes 2 --agents 2", ""),
+        ("--nnodes 1:3", ""),
+        ("--nproc-per-node 2", ""),  # the ranks import torch, which takes long on a busy machine
+    ],
+)
+def test_late_ranks_are_explained_by_agents_only_where_agents_are_missing(options, why):
+    said = start_job.read(f"{options} -m train").why_alone("unix:@name")
+    assert said.startswith(why) and bool(said) == bool(why)
 
 
 def test_options_of_the_notebooks_own_may_stand_among_torchruns():
