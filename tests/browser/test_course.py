@@ -1,4 +1,4 @@
-"""The lessons on more than DDP in Chromium: Run All to the last cell, with the pictures and errors that are to be."""
+"""The lessons after DDP in Chromium: Run All to the last cell, with the expected pictures and errors."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_a_lesson_runs_in_the_browser(path, world_size, tmp_path, capsys):
             tags = cell.metadata.get("tags", [])
             if "raises-exception" in tags:
                 lab.wait_for_text(at, "Error")
-            elif not cell.source.startswith("%ddp_torchrun"):  # whose rank is killed: another may say so before it ends
+            elif not cell.source.startswith("%ddp_torchrun"):  # kills a rank: another message may come first
                 assert _TRACEBACK not in (shown := lab.text(at)), f"{cell.source}\n\n{shown}"
             if "picture" in tags:
                 expect(lab._cell(at).locator(".jp-Cell-outputArea").locator("img, canvas, svg").first).to_be_visible()
-        lab.wait_for_text(at, "stopped")  # after any other error the page would not have come so far
+        lab.wait_for_text(at, "stopped")  # the page would not continue after any other error
         took_s = time.monotonic() - began_s
     with capsys.disabled():
         print(f"\n{path.stem} on {world_size} ranks: {took_s:.0f} s")

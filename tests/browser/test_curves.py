@@ -1,6 +1,7 @@
-"""Curves in JupyterLab with real ranks: what the browser has drawn is what the recording holds, for each way to a view.
+"""Curves in JupyterLab with real ranks: the browser draws what was recorded, for each way to open a view.
 
-A picture of it is in the notebook before the session ends."""
+The notebook contains a picture of the curves before the session ends.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def is_the_recording(drawn: dict[str, Any], run: list[list[list[float]]]) -> Non
             assert min(y for _, y in shown) == pytest.approx(min(values), rel=1e-6)
             assert max(y for _, y in shown) == pytest.approx(max(values), rel=1e-6)
             assert len(shown) > 400 and notes[0].startswith("1 of ")
-            begins: dict[float, float] = {}  # begin of each group of neighbours, by its end
+            begins: dict[float, float] = {}  # start of each group of neighbours, by its end
             for x, end, y in zip(drawn["x"], drawn["ends"], lines[rank], strict=True):
                 begin = begins.setdefault(end, x)
                 near = [value for step, value in points if begin <= step <= end]
@@ -75,7 +76,7 @@ def is_the_recording(drawn: dict[str, Any], run: list[list[list[float]]]) -> Non
 @pytest.mark.timeout(600)
 @pytest.mark.long
 def test_a_monitor_that_is_opened_after_the_cell_draws_its_run(tmp_path):
-    """The first journey of a newcomer: an earlier cell has logged, and half of the points were drawn."""
+    """Typical for new users: an earlier cell has logged, and half of the points were drawn."""
     path = tmp_path / "curves.ipynb"
     write_notebook(path, CELLS)
     with open_notebook(path) as lab:
@@ -115,7 +116,7 @@ def save(lab: JupyterLab) -> None:
 
 
 def a_picture_is_saved_and_shown(lab: JupyterLab, path: Any) -> None:
-    """Before the session ends: the widget is nothing without its kernel."""
+    """A picture is saved before the session ends, because a widget shows nothing without its kernel."""
     until = time.monotonic() + 20
     while True:
         save(lab)
@@ -130,7 +131,7 @@ def a_picture_is_saved_and_shown(lab: JupyterLab, path: Any) -> None:
 
 
 def without_its_kernel_the_picture_is_seen(lab: JupyterLab) -> None:
-    """The notebook is opened again when the kernel of its widgets is gone."""
+    """The notebook is opened again after the kernel of its widgets has ended."""
     save(lab)
     expect(lab.page.locator(".jp-mod-dirty")).to_have_count(0)
     kernels = lab.page.evaluate(
@@ -175,7 +176,7 @@ def test_every_way_to_a_view_draws_the_recording(tmp_path):
         flood = json.loads(lab.text(TRUTH))[-1]
         view.wait_for("state.panels.loss.logged == 12000")
         is_the_recording(curve(view), flood)
-        lab.run_cell(ATTACH)  # one of the user's own
+        lab.run_cell(ATTACH)  # created by the user
         lab.wait_until_done(ATTACH)
         second = View(lab)
         second.root = lab.page.locator(".ddpm:not(.ddpm-compact)").last

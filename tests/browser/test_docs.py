@@ -1,4 +1,4 @@
-"""The documentation site as a visitor has it: opened from its folder, without a server or a network."""
+"""The documentation site, opened as files without a server or a network."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.browser.jupyterlab import SCREENSHOTS
 ROOT = Path(__file__).parents[2]
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 400, "height": 800}
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-NO_PAGES = ("_static", "recordings")  # the second are pages of their own, see tests/widgets/test_page.py
+NO_PAGES = ("_static", "recordings")  # the recordings are separate pages, see tests/widgets/test_page.py
 
 pytestmark = [pytest.mark.long, pytest.mark.browser, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Made as `make docs` makes it; what was executed for it before and is still current stays."""
+    """Build the site like `make docs`. Outputs that are still current are reused."""
     if importlib.util.find_spec("sphinx") is None:
         pytest.skip("Sphinx is not installed; `make test-long` installs it: pip install -e '.[docs]'")
     output = tmp_path_factory.mktemp("docs") / "site"
@@ -44,7 +44,7 @@ def site(tmp_path_factory):
 
 @contextmanager
 def browser(*, scheme: Literal["light", "dark"] = "light", viewport: dict[str, int] = WIDE) -> Iterator[Page]:
-    """A page in Chromium without a network. An error, a warning, or a request to anywhere else fails the test."""
+    """A page in Chromium without a network. An error, a warning, or an external request fails the test."""
     heard: list[str] = []
     with sync_playwright() as playwright:
         chrome = playwright.chromium.launch(executable_path=chromium.executable(), args=list(chromium.ARGUMENTS))
@@ -71,7 +71,7 @@ def pages_of(site: Path) -> list[Path]:
 
 
 class Document(HTMLParser):
-    """The ids and the addresses of one page."""
+    """The ids and the links of one page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -160,8 +160,8 @@ def test_every_page_is_accessible_and_asks_nobody(site, theme):
         for path in pages_of(site):
             page.goto(path.as_uri())
             expect(page.locator("html")).to_have_attribute("data-theme", theme)
-            # A page from a folder may read no style sheets and ask no frames. No rule here needs the former; what is
-            # in frames are the recordings, which are tested by themselves.
+            # A page from a folder may not read style sheets or frames. No rule here needs style sheets. The frames
+            # contain the recordings, which have separate tests.
             found = Axe().run(page, options={"preload": False, "iframes": False})
             assert found.violations_count == 0, f"{path}\n{found.generate_report()}"
 

@@ -1,4 +1,4 @@
-"""The monitor without a widget, as its user sees it in JupyterLab; and whether the widget says when it is heard."""
+"""The monitor without a widget in JupyterLab, and the message about when the kernel answers the widget."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_html_is_redrawn_while_the_cell_runs_and_stays_in_the_notebook(tmp_path)
             if ended and max(ended) not in seen:
                 seen.append(max(ended))
                 if len(seen) == 3:
-                    lab.screenshot(SCREENSHOTS / "html_monitor_running.png")  # of the page: the view is redrawn
+                    # screenshot of the page, because the view is redrawn
+                    lab.screenshot(SCREENSHOTS / "html_monitor_running.png")
             time.sleep(0.05)
         assert len(seen) >= 3 and seen == sorted(seen), "it goes on while the cell runs"
 
@@ -89,8 +90,10 @@ def test_html_is_redrawn_while_the_cell_runs_and_stays_in_the_notebook(tmp_path)
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_monitor_says_that_it_is_heard_after_the_cell(tmp_path, monkeypatch):
-    """A front end that sends nothing to subshells, as VS Code, is heard after the cell, whatever the kernel has. (What
-    the monitor says in one that does is in test_monitor.)"""
+    """If a front end sends nothing to subshells, like VS Code, the kernel reads messages only after the cell.
+
+    (test_monitor checks the other case.)
+    """
     settings = {"commsOverSubshells": "disabled"}
     monkeypatch.setitem(jupyterlab.SETTINGS, "apputils-extension/kernels-settings", settings)
     path = tmp_path / "heard.ipynb"

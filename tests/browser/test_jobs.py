@@ -1,4 +1,4 @@
-"""Cells in the background in JupyterLab and in Notebook 7: what comes later stands under their own cell."""
+"""Background cells in JupyterLab and in Notebook 7: later output appears under their own cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kept session's notebook on the page, when its kernel is killed: its widgets are their last picture."""
+"""The notebook of a kept session when its kernel is killed: its widgets become their last picture."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ def test_widgets_of_a_kernel_that_is_gone_are_their_last_picture(tmp_path, how, 
             os.kill(int(found[1]), signal.SIGKILL)
         else:
             lab.page.locator(".jp-NotebookPanel-toolbar [data-command='notebook:restart-kernel']").click()
-        lab.page.locator(".jp-Dialog .jp-mod-accept").click()  # that it has died, and is started again; or is to be
-        lab._cell(MONITOR).scroll_into_view_if_needed()  # it draws nothing elsewhere
-        if how == "restarted":  # ipywidgets tells views of that, and not of a kernel that has died
+        # the kernel has died and is restarted, or can be restarted
+        lab.page.locator(".jp-Dialog .jp-mod-accept").click()
+        lab._cell(MONITOR).scroll_into_view_if_needed()  # it draws only if it is visible
+        if how == "restarted":  # ipywidgets notifies views of a restart, and not of a dead kernel
             lab.wait_for_text(MONITOR, "The kernel of this view has ended; this is the last picture of it.")
         expect(lab._cell(MONITOR).get_by_role("button", name="Interrupt ranks")).to_be_disabled()
         lab.run_cell(ATTACH)

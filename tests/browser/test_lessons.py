@@ -1,4 +1,4 @@
-"""The lessons in Chromium: what is drawn is what NumPy says, whatever is chosen, on 2, 3 and 4 ranks."""
+"""The lessons in Chromium: the browser shows the result of NumPy for any choice, on 2, 3 and 4 ranks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.lessons.test_algorithms import sent_in_steps
 from tests.lessons.test_collectives import by_hand
 
 STOP = 7  # the last cell
-PICTURES = STOP - 1  # what is left: one for each lesson
+PICTURES = STOP - 1  # one remaining picture for each lesson
 
-# The numbers of a table's cells, by row and column.
+# The numbers in a table's cells, by row and column.
 NUMBERS = """root => [...root.querySelectorAll('table.ddpl-grid tbody tr:not(.ddpl-arrow)')].map(row =>
   [...row.querySelectorAll('td')].map(td => [...td.querySelectorAll('.ddpl-cell')].map(
     one => one.value ?? one.querySelector('span')?.textContent ?? one.textContent)))"""
@@ -99,7 +99,7 @@ def test_what_is_drawn_is_what_numpy_says(tmp_path, size):
         training_on_a_mesh(mesh, size)
         lab.run_cell(STOP)
         lab.wait_until_done(STOP)
-        # What is left needs no kernel.
+        # The remaining pictures need no kernel.
         expect(lab.page.locator(".ddpl")).to_have_count(0, timeout=20_000)
         expect(lab.page.locator(".jp-OutputArea-output img")).to_have_count(PICTURES)
         lab.page.keyboard.press("Control+s")
@@ -121,7 +121,7 @@ def wait_for_saved(path: Path) -> None:
 
 
 def predict(explorer: Lesson, size: int) -> None:
-    """Edit an input, predict one cell rightly by typing, one rightly by bringing inputs in, and one wrongly."""
+    """Edit an input, then predict one cell correctly by typing, one correctly by adding inputs, and one incorrectly."""
     cells = explorer.root.locator("tbody tr").first.locator("input")
     cells.nth(0).fill("7")
     cells.nth(0).press("Tab")
@@ -149,7 +149,7 @@ def predict(explorer: Lesson, size: int) -> None:
 
 
 def every_collective(explorer: Lesson, size: int) -> None:
-    """On 3 ranks, which are those of `make test`, with few reductions; with all of them on 2 and 4."""
+    """On 3 ranks, as in `make test`, with few reductions; on 2 and 4 with all of them."""
     for op in theory.OPS:
         explorer.choose("collective", op)
         dtypes = ("float32", "int64") if size != 3 or op == "all_reduce" else ("float32",)
@@ -157,7 +157,7 @@ def every_collective(explorer: Lesson, size: int) -> None:
             if dtype:
                 explorer.choose("dtype", dtype)
             legal = theory.legal_reduce_ops(dtype) if dtype else ("",)
-            some = legal if dtype == "float32" else legal[-3:]  # of whole numbers those of bits
+            some = legal if dtype == "float32" else legal[-3:]  # for integers the bitwise ones
             for reduce_op in some[-1:] if size == 3 else some:
                 if reduce_op:
                     explorer.choose("reduce op", reduce_op)
@@ -257,7 +257,7 @@ def messages(scene: Lesson) -> None:
     assert scene.root.locator(".ddpl-blocked").count() >= 1
     assert scene.root.locator(".ddpl-message-arrow").count() == 1
     scene.choose("scene", "race")
-    # On a busy machine all has gone before the sender changes anything: that is what a race is.
+    # On a busy machine all data is sent before the sender changes anything, as in any race.
     expect(scene.root.locator(".ddpl-said")).to_contain_text(re.compile(r"\b(50|0)% changed"))
     assert scene.root.locator(".ddpl-changed").count() == 128
     scene.choose("scene", "deadlock")
@@ -266,7 +266,7 @@ def messages(scene: Lesson) -> None:
 
 
 def calls_to_other_ranks(remote: Lesson, size: int) -> None:
-    """Guess wrongly, run, go on by keys, reveal; then another program, whose references go one by one."""
+    """Guess incorrectly, run, step with keys, reveal; then another program, whose references are deleted one by one."""
     arrows, bars = remote.root.locator(".ddps-sent-call"), remote.root.locator(".ddps-runs")
     expect(remote.root.locator(".ddps-sequence")).not_to_be_visible()
     remote.root.get_by_role("radio", name="the rank that calls it").check()
@@ -300,13 +300,13 @@ def calls_to_other_ranks(remote: Lesson, size: int) -> None:
     assert remote.root.locator(".ddps-owner.ddps-gone").count() == sum(one["deleted"] is not None for one in owned)
 
 
-# The numbers of the matrices; "" where the rank that is looked at holds nothing.
+# The numbers of the matrices; "" if the chosen rank does not hold them.
 ELEMENTS = """root => [...root.querySelectorAll('.ddpl-matrix svg')].map(one =>
   [...one.querySelectorAll('.ddpl-element text')].map(text => text.textContent))"""
 
 
 def matrices_in_pieces(product: Lesson, size: int) -> None:
-    """Guess wrongly, run, look at one rank's pieces, choose an element by keys; then pieces that do not fit."""
+    """Guess incorrectly, run, show the pieces of one rank, choose an element with keys; then pieces that do not fit."""
     product.choose("A", "Shard(1)")
     product.choose("B", "Shard(0)")
     assert product.root.locator(".ddpl-matrix").count() == 3, "nothing is put together yet"
@@ -345,7 +345,7 @@ def matrices_in_pieces(product: Lesson, size: int) -> None:
 
 
 def training_on_a_mesh(mesh: Lesson, size: int) -> None:
-    """HSDP in one row, then tensor parallel down a column, then with a batch for each rank, which is wrong in a row."""
+    """HSDP in one row, then tensor parallel down a column, then a batch per rank, which is wrong in a row."""
     mesh.choose("mesh", "1")
     assert mesh.root.locator(".ddpl-moved").count() == 0, "nothing has run yet"
     mesh.root.get_by_role("radio", name="along the row").check()

@@ -1,4 +1,4 @@
-"""A session and its monitor in marimo, as its user sees them: a notebook that is edited, and an app."""
+"""A session and its monitor in marimo: in the editor and in an app."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def write_notebook(path: Path, cells: list[str]) -> Path:
-    """A notebook of marimo's, which finds by itself which cell needs which."""
+    """Write a marimo notebook, which detects the dependencies of its cells."""
     indented = ("\n".join(f"    {line}" for line in cell.strip().splitlines()) for cell in cells)
     bodies = "".join(f"@app.cell\ndef _():\n{body}\n    return\n\n\n" for body in indented)
     path.write_text(f'import marimo\n\napp = marimo.App()\n\n\n{bodies}if __name__ == "__main__":\n    app.run()\n')
@@ -73,7 +73,7 @@ def test_output_comes_and_the_monitor_is_live_and_knows_when_a_cell_is_over(tmp_
         [started] = set(re.findall(r"started \[\d+, \d+\]", marimo.text()))
 
         marimo.page.locator(".ddpm").evaluate("root => { root.dataset.before = 'yes'; }")
-        marimo.run_cell(0)  # and what depends on it
+        marimo.run_cell(0)  # and the cells that depend on it
         expect(marimo.page.locator(".ddpm[data-before]")).to_have_count(0, timeout=20_000)
         expect(marimo.page.locator(".ddpm")).to_have_count(1, timeout=20_000)
         assert set(re.findall(r"started \[\d+, \d+\]", marimo.text())) == {started}, "the same ranks"

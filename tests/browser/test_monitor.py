@@ -1,5 +1,7 @@
-"""The live monitor as its user sees it, in JupyterLab and in Notebook 7, at four real ranks: what is drawn while a cell
-runs is what was recorded; it can interrupt; and a picture stays."""
+"""The live monitor in JupyterLab and in Notebook 7, with four real ranks.
+
+It draws the recorded data while a cell runs, it can interrupt the cell, and a picture stays.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,7 @@ def test_the_monitor(tmp_path, app):
         expect(small.locator("canvas").first).to_be_hidden()
         small.scroll_into_view_if_needed()
         lab.page.evaluate("() => document.querySelector('.ddpm:not(.ddpm-compact)').style.display = 'none'")
-        expect(small.locator("canvas").first).to_be_visible()  # the large one cannot be seen
+        expect(small.locator("canvas").first).to_be_visible()  # the large view is not visible
         lab.page.evaluate("() => document.querySelector('.ddpm:not(.ddpm-compact)').style.display = ''")
         view.root.scroll_into_view_if_needed()
         expect(small.locator("canvas").first).to_be_hidden()
@@ -129,7 +131,7 @@ def test_the_monitor(tmp_path, app):
 
 
 def columns(compact: View, width: int) -> int:
-    """Return how many charts would stand next to each other if the small view had this width, in CSS pixels."""
+    """Return the number of charts per row if the compact view had this width, in CSS pixels."""
     style = f"""root => {{
         const body = root.querySelector(".ddpm-body"), isAlone = body.classList.contains("ddpm-alone");
         root.style.width = "{width}px";
@@ -151,12 +153,12 @@ class View:
         expect(self.root).to_be_visible(timeout=20_000)
 
     def state(self) -> dict[str, Any]:
-        """What is drawn now."""
+        """Return the drawn state."""
         found: dict[str, Any] = self.root.evaluate("root => root.ddpMonitor.state()")
         return found
 
     def wait_for(self, condition: str, timeout_s: float = 20.0) -> dict[str, Any]:
-        """Wait for a condition on `state`, in JavaScript. What is not on the screen is not drawn."""
+        """Wait for a condition on `state`, in JavaScript. Only visible views are drawn."""
         self._scroll_to()
         until = time.monotonic() + timeout_s
         while not self.root.evaluate(f"root => {{ const state = root.ddpMonitor.state(); return {condition}; }}"):
@@ -165,7 +167,7 @@ class View:
         return self.state()
 
     def _scroll_to(self) -> None:
-        """Scroll to the view. JupyterLab may put another element in its place in that moment."""
+        """Scroll to the view. JupyterLab may replace its element at the same time."""
         try:
             self.root.scroll_into_view_if_needed()
         except Error as error:
@@ -182,7 +184,7 @@ def is_running(lab: JupyterLab, cell: int) -> bool:
 
 
 def near(drawn: float, recorded: float) -> bool:
-    """The wire carries fewer digits."""
+    """Compare with a tolerance, because messages contain fewer digits."""
     return math.isclose(drawn, recorded, rel_tol=0.01, abs_tol=0.02)
 
 
@@ -223,7 +225,7 @@ def it_is_what_was_recorded(view: View, recorded: dict[str, Any]) -> None:
 
 
 def use_theme(lab: JupyterLab, theme: str) -> None:
-    """As JupyterLab's settings would do it, without a reload of its style sheets."""
+    """Change the theme like JupyterLab's settings, without reloading its style sheets."""
     lab.page.evaluate(
         "theme => { document.body.dataset.jpThemeLight = String(theme == 'light');"
         "for (const [name, value] of Object.entries(theme == 'light' ? {} :"
@@ -245,7 +247,7 @@ def every_panel_is_accessible(view: View, screenshot: Any) -> None:
 
 
 def a_second_view_catches_up(lab: JupyterLab, view: View, app: str) -> None:
-    """A tab that is opened again, and in JupyterLab a view of the same output beside."""
+    """A reopened tab, and in JupyterLab a second view of the same output next to the first."""
     view.open("Loss")
     before = view.wait_for(_IS_COMPLETE)
     if app == "jupyterlab":
@@ -320,7 +322,7 @@ REMOTE = [
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_remote_calls_are_arrows_between_ranks(tmp_path):
-    """In JupyterLab with both themes, and in the page that is saved."""
+    """In JupyterLab with both themes, and on the saved page."""
     path = tmp_path / "calls.ipynb"
     write_notebook(path, ["import ddp_notebook\n" + REMOTE[0], *REMOTE[1:]])
     with open_notebook(path) as lab:

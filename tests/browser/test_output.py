@@ -1,4 +1,4 @@
-"""Output of several ranks on a page: in the order of the ranks, next to each other where there is room."""
+"""Output of several ranks on a page: in the order of the ranks, next to each other if there is enough space."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CELLS = [
     "for _ in tqdm(range(10 * (rank + 1)), desc=f'rank {rank}'): pass",
     "%ddp_stop",
 ]
-# Four slots in a line where there is room for four, else two, else one.
+# Four slots per line if there is enough space, else two, else one.
 _IN_LINES = """() => {
     const row = document.querySelector('.ddp-slots');
     const tops = [...row.children].map((slot) => slot.offsetTop);
@@ -61,7 +61,7 @@ def test_output_of_late_ranks_stands_in_the_order_of_ranks(tmp_path, app):
 
 
 def write(folder: Path) -> Path:
-    """A notebook with these cells."""
+    """Write a notebook with these cells."""
     kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
     cells = [new_code_cell(source) for source in CELLS]
     nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), folder / "output.ipynb")

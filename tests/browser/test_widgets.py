@@ -1,4 +1,4 @@
-"""A slider that a cell has made on every rank: the user moves one, and that rank sees it."""
+"""A slider that a cell has created on every rank: the user moves one, and that rank receives the value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from tests.browser.jupyterlab import SCREENSHOTS, open_notebook
 
 LOAD, SLIDERS, VALUES, BARS, STOP = range(5)
-JOB = 2  # of RELOADED
+JOB = 2  # index in RELOADED
 
 CELLS = [
     "%load_ext ddp_notebook\n%ddp_start 2 --backend gloo",
@@ -55,8 +55,8 @@ def test_a_slider_on_a_rank_is_moved_by_its_user(tmp_path):
         expect(sliders.filter(has_text="rank 0")).to_have_count(1)
         handle = sliders.filter(has_text=re.compile("rank 1|now")).locator(".noUi-handle")
         for value in range(11, 16):
-            handle.press("ArrowRight")  # which gives it the focus first, whoever else has taken it
-            expect(sliders.filter(has_text=f"now {value}")).to_have_count(1)  # what the rank's callback has set
+            handle.press("ArrowRight")  # focuses the handle first
+            expect(sliders.filter(has_text=f"now {value}")).to_have_count(1)  # set by the callback on the rank
         lab.run_cell(VALUES)
         lab.wait_for_text(VALUES, "[0] 0")
         lab.wait_for_text(VALUES, "[1] 15")

@@ -1,4 +1,4 @@
-"""Some of the rows of `stopping.TABLE`: a process of a session is stopped. `tests/long` plays all of them."""
+"""Some rows of `stopping.TABLE`: a process of a session is stopped. `tests/long` runs all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests import conftest
 from tests.conftest import wait_until
 from tests.faults.stopping import NAMED_S, Stopping
 
-pytestmark = pytest.mark.alone  # each sentence has a limit
+pytestmark = pytest.mark.alone  # each message has a time limit
 
 # Checked after the module, not after each test: a replaced store stays until the module ends.
 nothing_is_left = pytest.fixture(scope="module", autouse=True)(conftest.nothing_is_left.__wrapped__)  # type: ignore[attr-defined]

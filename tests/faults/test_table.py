@@ -1,4 +1,4 @@
-"""A part of the table of faults and states, with every fault and every state in it; `tests/long` plays all of it."""
+"""A part of the table of faults and states, which covers every fault and every state. `tests/long` runs all of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.faults.entries import strike
 from tests.faults.harness import Ranks
 from tests.faults.table import FAULT, STATE
 
-# (number of ranks, fault, state); the victim is another rank each time
+# (number of ranks, fault, state); the victim changes each time
 PART = [
     (2, "sys.exit", "recv"),
     (2, "MemoryError", "sub-group"),
@@ -38,15 +38,15 @@ PART = [
     (3, "SIGSEGV", "init_process_group"),
 ]
 
-pytestmark = pytest.mark.alone  # every cell has a limit of its own for how soon it ends
+pytestmark = pytest.mark.alone  # every cell has a time limit
 
-# Of the module, not of each test: ranks that replace others stay until it ends.
+# Checked after the module, not after each test: replacing ranks stay until it ends.
 nothing_is_left = pytest.fixture(scope="module", autouse=True)(conftest.nothing_is_left.__wrapped__)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
 def of_size() -> Iterator[Callable[[int], Ranks]]:
-    """Ranks of this number: one session for all entries, and another after one that fails."""
+    """Return ranks by number: one session for all entries, and a new one after a failure."""
     with ExitStack() as stack:
         yield functools.cache(lambda world_size: stack.enter_context(closing(Ranks(world_size))))
 

@@ -1,4 +1,4 @@
-"""One program on bare ranks and in a cell, with everything at its default: torch and Python tell the same of it."""
+"""One program on bare ranks and in a cell, with all defaults: torch and Python report the same about it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.long  # a run on bare ranks, and one in a cell
+pytestmark = pytest.mark.long  # a run on bare ranks and one in a cell
 
 _PROGRAM = Path(__file__).with_name("program.py")
 _ASKED = [
@@ -40,7 +40,7 @@ _ASKED = [
 
 @pytest.fixture(scope="module")
 def told(session: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """What each rank was told: by itself, and in a cell."""
+    """Return the reports of each rank: on bare ranks, and in a cell."""
     cell = session.run(_PROGRAM.read_text(), quiet=True, timeout_s=120)
     return [(_read(alone), _read(cell[rank].stdout)) for rank, alone in enumerate(_on_bare_ranks())]
 
@@ -75,7 +75,7 @@ def test_a_cell_is_told_what_a_bare_rank_is_told(told, asked):
 
 @pytest.mark.parametrize("asked", [asked for asked in _ASKED if "profile" in asked or "execution" in asked])
 def test_a_cell_is_told_of_as_many_operations_of_gloo(told, asked):
-    """But for the last one: its thread may end it when the profile has ended already, on bare ranks too."""
+    """Except for the last one, which its thread may end after the profile, on bare ranks too."""
     for alone, cell in told:
         assert set(cell[asked]) == set(alone[asked])
         for name in set(cell[asked]) - set(_without_gloo(cell[asked])):
@@ -83,7 +83,7 @@ def test_a_cell_is_told_of_as_many_operations_of_gloo(told, asked):
 
 
 def _without_gloo(told: Any) -> Any:
-    """What has been counted, without the operations that gloo's threads end."""
+    """Remove the counted operations that gloo's threads end."""
     if not isinstance(told, dict):
         return told
     return {name: count for name, count in told.items() if not name.startswith("gloo:")}
@@ -94,7 +94,7 @@ def test_everything_that_the_program_asks_is_compared(told):
 
 
 def test_the_program_is_told_something(told):
-    """Or two empty answers would be equal."""
+    """Two empty reports would be equal."""
     for alone, _ in told:
         assert alone["profile: collectives"]["gloo:all_reduce"][0] >= 5
         assert alone["execution trace"]["gloo:all_reduce"][0] >= 5

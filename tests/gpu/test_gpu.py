@@ -1,4 +1,4 @@
-"""Ranks on GPUs. Every test works with one GPU and with many; this process itself never touches CUDA."""
+"""Ranks on GPUs. Every test works with one GPU and with many. This process never uses CUDA."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddp_notebook.errors import RankDiedError, RankError, UsageError
 from ddp_notebook.launch import warm
 from tests.conftest import marked_processes, wait_until
 
-# A rank takes some seconds until its first CUDA operation is done.
+# A rank needs some seconds for its first CUDA operation.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 _MIB = 1 << 20
@@ -58,25 +58,28 @@ del model, optimizer, before
 
 
 def driver_says(query: str) -> list[str]:
-    """Lines of nvidia-smi."""
+    """Return the output lines of nvidia-smi."""
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split("\n")[:-1]
 
 
 def gpu_memory_mib() -> list[int]:
-    """Memory in use on each GPU of the machine."""
+    """Return the used memory of each GPU of the machine."""
     return [int(line) for line in driver_says("--query-gpu=memory.used") if line.strip().isdigit()]
 
 
 def has_cuda(pid: int) -> bool:
-    """Whether a process has initialised CUDA: the driver's device files are mapped into it then. NVML, which only
-    asks, opens them and maps none (driver 580). Works in a container too, where nvidia-smi shows other process ids."""
+    """Return whether a process has initialised CUDA: then the driver's device files are mapped into it.
+
+    NVML opens these files without mapping them (driver 580). This also works in a container, where nvidia-smi shows
+    other process ids.
+    """
     return "/dev/nvidia" in Path(f"/proc/{pid}/maps").read_text()
 
 
 @pytest.fixture
 def warm_server() -> Iterator[None]:
-    """A host server that waits for every session of the test, as after `%load_ext`."""
+    """Provide an idle host server for every session of the test, as after `%load_ext`."""
     warm.prepare()
     yield
     warm.drop()
@@ -109,7 +112,7 @@ def test_by_default_there_is_a_rank_on_every_gpu(make_session, gpus, record_prop
 
 
 def test_the_current_device_is_the_ranks_also_after_an_await_and_in_px(make_session):
-    """It is per thread, so what counts is the thread in which cells run."""
+    """The current device belongs to a thread, so the thread that runs cells counts."""
     session = make_session(None)
     session.run("import asyncio\nawait asyncio.sleep(0)\ncurrent = torch.cuda.current_device()")
     assert session.pull("current") == {rank: rank for rank in range(session.world_size)}
@@ -168,7 +171,7 @@ def test_two_ranks_on_one_gpu_are_refused(gpus):
 
 
 def test_a_gpu_is_chosen_by_number_and_by_uuid(make_session, gpus):
-    """The last one, so that it is not the default."""
+    """Use the last GPU, which is not the default."""
     last = len(gpus) - 1
     session = make_session(None, gpus=(str(last),))
     session.run("uuid = str(torch.cuda.get_device_properties(device).uuid)\nplace = str(device), world_size")
@@ -197,7 +200,7 @@ def test_the_host_server_has_no_cuda_context(make_session):
 
 
 def test_nccls_watchdog_only_records(make_session):
-    """It would end the process before the session can tell which rank waited for whom."""
+    """NCCL's watchdog would end the process before the session can report the waiting ranks."""
     session = make_session(None)
     session.run(
         "import os\n"
@@ -225,7 +228,7 @@ def test_after_stop_no_process_holds_a_gpu(warm_server, make_session, record_pro
 
 
 def test_the_same_host_server_serves_again_after_cuda_was_used(warm_server, make_session):
-    """Were CUDA initialised in it, every rank that is forked from it would fail at its first CUDA operation."""
+    """If CUDA were initialised in the host server, the first CUDA operation of every forked rank would fail."""
     servers = []
     for _ in range(2):
         session = make_session(None)

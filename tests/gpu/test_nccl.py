@@ -1,6 +1,6 @@
-"""What ranks do over NCCL: collectives with their values and times, wrong programs that stop, ranks that die.
+"""Ranks with NCCL: collectives with their values and times, wrong programs that stop, dead ranks.
 
-On a single GPU two ranks share it, which NCCL accepts of ranks that it takes for different hosts.
+On a single GPU two ranks share it. NCCL accepts this if it considers the ranks to be on different hosts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def step():
 
 
 def start(gpus, **options):
-    """Two ranks over NCCL, on two GPUs or on one."""
+    """Start two ranks with NCCL, on two GPUs or on one."""
     if len(gpus) > 1:
         return ddp_notebook.start(2, backend="nccl", **options)
     return ddp_notebook.start(2, gpus=("0",), backend="nccl", share_gpus=True, **options)
@@ -62,7 +62,7 @@ def ranks(gpus, waiting_host_server):
 
 @pytest.fixture
 def own_ranks(gpus, waiting_host_server):
-    """For tests after which not all is as before."""
+    """Start ranks for tests that change the session."""
     if (running := ddp_notebook.current()) is not None:
         running.stop()
     waiting_host_server()
@@ -117,7 +117,7 @@ torch.cuda.synchronize()
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_values_before_and_after(ranks, is_async):
-    """Though the output is overwritten at once."""
+    """The values are correct even if the output is overwritten at once."""
     ranks.run(
         "a = torch.randn(2048, 2048, device=device)\nfor _ in range(20): a = a @ a / 64\n"
         f"x = torch.arange(6., device=device) + rank\nwork = dist.all_reduce(x, async_op={is_async})\n"

@@ -1,4 +1,4 @@
-"""What is recorded of ranks on GPUs, and that recording does not wait for one."""
+"""Recordings of ranks on GPUs. Recording does not wait for the GPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_values_of_a_gpu_are_the_values(session):
 
 
 def test_an_operation_begins_when_the_device_comes_to_it(session, record_property):
-    """It is queued behind work of 10 ms or more, and issued at once."""
+    """The operation is queued behind 10 ms of work, and issued at once."""
     session.run(f"torch.cuda.synchronize()\n{_WORK}\nx = torch.ones(1 << 20, device=device)\ndist.all_reduce(x)")
     session.run("torch.cuda.synchronize()")
     calls = [one for one in session.recording.collectives(op="all_reduce") if one.shapes == ((1 << 20,),)]
@@ -57,7 +57,7 @@ issued_s = time.perf_counter() - began
 torch.cuda.synchronize()
 done_s = time.perf_counter() - began
 """
-    session.run(code)  # the first time kernels are loaded and pinned memory is made, which waits
+    session.run(code)  # the first run loads kernels and pins memory, which blocks
     session.run(code)
     for rank in range(session.world_size):
         issued_s, done_s = session["issued_s"][rank], session["done_s"][rank]

@@ -1,4 +1,4 @@
-"""The pages of docs/guide: every cell runs on two ranks, and each page keeps to its form."""
+"""The pages of docs/guide: every cell runs on two ranks, and each page has the required form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kernels import NotebookKernel
 _CELL_S = 90.0
 _LINES = 150
 _FIRST_SCREEN = 25  # lines
-_IN_MAKE_TEST = {"quickstart", "stop_and_dead_ranks"}  # each takes some 10 s
+_IN_MAKE_TEST = {"quickstart", "stop_and_dead_ranks"}  # about 10 s each
 _RUN = [
     pytest.param(page, id=page.stem, marks=() if page.stem in _IN_MAKE_TEST else pytest.mark.long)
     for page in PAGES

@@ -1,5 +1,7 @@
-"""On the versions of Colab and Kaggle: the first notebook's cell installs our wheel and changes nothing else, the
-notebooks run, places read right, and what the rest of the suite asks of cells is so there too."""
+"""With the versions of Colab and Kaggle: the first notebook installs our wheel and changes no other package.
+
+The notebooks run, code locations are correct, and the cell tests of the suite pass.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,15 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 class Service(NamedTuple):
-    """A service's versions, with our wheel."""
+    """Versions of a service, with our wheel installed."""
 
     environment: Environment
-    before: dict[str, str]  # what was installed, by name
+    before: dict[str, str]  # previously installed versions, by name
 
 
 @pytest.fixture(scope="module", params=["colab", "kaggle"])
 def service(request, tmp_path_factory, wheel) -> Service:
-    """With our wheel as the cell of the notebook installs it."""
+    """Install our wheel like the cell of the notebook."""
     made = of_list(tmp_path_factory.mktemp(request.param) / "env", request.param)
     before = made.versions()
     [install] = [cell.source for cell in nbformat.read(FIRST, as_version=4).cells if "%pip install" in cell.source]
@@ -91,7 +93,7 @@ def kernel(there) -> Iterator[NotebookKernel]:
 
 
 def test_places_read_right(kernel):
-    """A cell's own code is `<cell line: 0>` in IPython 7, and in no function."""
+    """In IPython 7 the code of a cell is `<cell line: 0>` and in no function."""
     reply = kernel.run("%%on_all_ranks\n\nif rank == 1: dist.barrier()\nelse: raise ValueError('no')")
     assert "rank 1 waited in barrier #1 of group default (cell line 2)" in reply.traceback
     reply = kernel.run("%%on_all_ranks --timeout 1\nimport time\ndef wait():\n    time.sleep(60)\n\nwait()")
@@ -104,7 +106,7 @@ def test_places_read_right(kernel):
 
 
 def test_a_live_monitor_comes_gives_way_to_html_which_stays(kernel):
-    """All in one place. Nobody answers for the widget here, as in Colab while a cell runs."""
+    """All views use one display. No front end answers the widget, as in Colab while a cell runs."""
     (_, shown), (_, picture) = kernel.run("%ddp_monitor").shown
     assert picture["data"]["text/plain"] == "The picture of this monitor comes when a cell has ended."
     assert "application/vnd.jupyter.widget-view+json" in shown["data"]
@@ -119,7 +121,7 @@ def test_a_live_monitor_comes_gives_way_to_html_which_stays(kernel):
 def test_the_suite_of_cells_passes(there):
     there.lend("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pandas", "tqdm")
     files = [str(ROOT / "tests" / f"test_{name}.py") for name in SUITE]
-    # matplotlib 3.10 with the pyparsing that is there warns while it is imported.
+    # matplotlib 3.10 with the installed pyparsing warns during its import.
     options = ["-q", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning", "--rootdir", str(ROOT)]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "DDP_NOTEBOOK_TEST"))}
     command = [str(there.python), "-m", "pytest", *options, *files]

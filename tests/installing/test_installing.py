@@ -1,4 +1,4 @@
-"""The wheel, and what a machine without a network, Node or a compiler does with it."""
+"""The wheel, and its use on a machine without a network, Node or a compiler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 FIRST = ROOT / "notebooks" / "01_first_process_group.ipynb"
 EXECUTE = Path(__file__).with_name("execute.py")
 BUNDLES = {"ddp_notebook/widgets/static/monitor.js", "ddp_notebook/lessons/static/lessons.js"}
-# Which files the notebook and its ranks have imported, and what programs they would find.
+# Files imported by the notebook and its ranks, and programs on their PATH.
 LOOK = """
 import shutil, sys
 import ddp_notebook
@@ -70,7 +70,7 @@ def test_the_wheel_is_for_every_machine_and_holds_the_package_and_its_javascript
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["colab", "kaggle"])
 def test_its_bounds_admit_what_is_there_already(wheel, name):
-    """Or pip would replace it."""
+    """Otherwise pip would replace installed packages."""
     theirs = versions_of(name)
     asked = [Requirement(text) for text in metadata(wheel).get_all("Requires-Dist", [])]
     ours = [one for one in asked if one.marker is None and one.name != "torch"]
@@ -135,7 +135,7 @@ def test_the_notebooks_name_the_address_that_is_set(tmp_path):
 
 
 def commands_of_the_readme() -> list[str]:
-    """The lines of its blocks for a shell, without comments."""
+    """Return the lines of the shell blocks, without comments."""
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     return [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines()]
 
@@ -152,7 +152,7 @@ def test_the_readme_names_the_address_that_is_set():
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_the_readmes_commands_clone_it_and_install_it_next_to_the_torch_that_is_there(tmp_path):
-    """They name the address on GitHub, for which git takes this checkout's last commit here."""
+    """The commands contain the address on GitHub, for which git uses the last commit of this checkout."""
     origin = tmp_path / "origin.git"
     subprocess.run(["git", "clone", "-q", "--bare", str(ROOT), str(origin)], check=True)
     subprocess.run(["git", "-C", str(origin), "branch", "-f", "main", "HEAD"], check=True, capture_output=True)
@@ -183,7 +183,7 @@ def test_the_readmes_commands_clone_it_and_install_it_next_to_the_torch_that_is_
 
 
 def looking(notebook: Path, to: Path) -> Path:
-    """The notebook with a cell behind its start that looks at what was imported."""
+    """Add a cell after the start that prints the imported files."""
     made = nbformat.read(notebook, as_version=4)
     [start] = [at for at, cell in enumerate(made.cells) if "%ddp_start {ranks}" in cell.source]
     made.cells.insert(start + 1, new_code_cell(LOOK))
@@ -192,7 +192,7 @@ def looking(notebook: Path, to: Path) -> Path:
 
 
 def group(pattern: str, text: str) -> str:
-    """The first group of a pattern that the text holds."""
+    """Return the first group of a pattern in the text."""
     match = re.search(pattern, text)
     assert match is not None, text
     return match[1]
@@ -206,7 +206,7 @@ def printed(notebook: nbformat.NotebookNode) -> str:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_a_machine_without_a_network_node_or_a_compiler_installs_it_and_runs_the_first_notebook(tmp_path):
-    """By `make wheelhouse`, which says how."""
+    """Uses `make wheelhouse`, whose output explains the steps."""
     house = tmp_path / "wheels"
     version = ".".join(map(str, sys.version_info[:2]))
     command = ["make", "--no-print-directory", "wheelhouse", f"DIR={house}", f"PYTHON_VERSION={version}"]
@@ -225,7 +225,7 @@ def test_a_machine_without_a_network_node_or_a_compiler_installs_it_and_runs_the
     environment.pip(*words, "-q", before=alone)
     looked = looking(FIRST, environment.folder / "first.ipynb")
     executed = environment.folder / "executed.ipynb"
-    # No program but those of the environment.
+    # Only programs of the environment.
     quiet = {"PATH": str(environment.bin), "DDP_NOTEBOOK_RANKS": "2", "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     environment.run(str(EXECUTE), str(looked), str(executed), before=alone, **quiet)
 

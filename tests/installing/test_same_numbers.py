@@ -1,4 +1,4 @@
-"""One training has the same losses, to the last bit, under torchrun and wherever a notebook runs."""
+"""One training run has bit-identical losses under torchrun and in all kinds of notebooks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def expected(tmp_path_factory) -> dict[str, str]:
 
 
 def losses(text: str) -> dict[str, str]:
-    """By rank. A page may break lines."""
+    """Return the losses by rank. A page may break lines."""
     return {
         rank: " ".join(of_rank.split()) for rank, of_rank in re.findall(r"rank (\d): ([0-9a-fxp.+\-\s]+) end", text)
     }

@@ -1,4 +1,4 @@
-"""What is kept of ranks that nobody hears, and what is left out of it."""
+"""Messages of ranks that the keeper stores while no notebook is attached, and their limits."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def display(cell: int, place: int, chars: int = 1) -> Display:
 
 
 def texts(journal: Journal) -> list[bytes]:
-    """Return the text that a notebook gets, of which alone the journal may keep a copy."""
+    """Return the text for a notebook, the only text the journal may copy."""
     events = list(journal.events())
     assert all(isinstance(event, ProcessText) for event in events)
     return [event.data for event in events if isinstance(event, ProcessText)]
 
 
 def messages(journal: Journal) -> list[Any]:
-    """The messages of ranks that a notebook gets, and how ranks have ended."""
+    """Return the rank messages for a notebook, and how ranks have ended."""
     return [
         event.message if isinstance(event, RankMessage) else event.how
         for event in journal.events()
@@ -51,7 +51,7 @@ def messages(journal: Journal) -> list[Any]:
 
 
 def pieces(journal: Journal) -> list[Any]:
-    """What a notebook makes of it: text, displays and ends of one rank, in order."""
+    """Return the content for a notebook: text, displays and ends of one rank, in order."""
     found: list[Any] = []
     splitter, ordered = TextSplitter(TOKEN), Ordered()
     for event in journal.events():
@@ -224,7 +224,7 @@ def test_of_a_long_recording_the_end_is_kept_with_its_names_and_the_rest_counted
 
 def test_a_disk_that_takes_nothing_loses_rows_and_no_names(tmp_path):
     recorded = KeptRecording(str(tmp_path / "gone"), limit_bytes=100_000)
-    (tmp_path / "gone").touch()  # a folder that is missing would be made again
+    (tmp_path / "gone").touch()  # a missing folder would be created again
     recorded.put(0, encode(losses(0, 10)))
     assert f"{tmp_path / 'gone'} must be a folder that only you can use, but it is a file" in recorded.trouble
     (tmp_path / "gone").unlink()

@@ -1,4 +1,4 @@
-"""What a user has again who attaches to a session whose notebook is gone."""
+"""Attaching to a session whose notebook is gone restores the user's state."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_training_survives_the_death_of_a_rank(notebook):
     steps = "for step in ddp_notebook.survive(net, opt, done, steps=60):\n    with step: train(step)"
     body = "    net(torch.ones(1, 2)).sum().backward(); opt.step(); done.append(int(step)); time.sleep(0.04)"
     kernel.run(f"%%on_all_ranks\nimport time, ddp_notebook\ndef train(step):\n    dist.barrier()\n{body}")
-    kernel.run("%ddp_fault kill --ranks 1 --after 1")  # in the loop, which begins later on a busy machine
+    kernel.run("%ddp_fault kill --ranks 1 --after 1")  # in the loop, which starts later on a busy machine
     reply = kernel.run(f"%%on_all_ranks\n{steps}\nprint(done == list(range(60)))")
     assert reply.stdout == "[0-1] True\n" and "rank 1 died (killed by SIGKILL) and was replaced" in reply.stderr, reply
 
@@ -415,7 +415,7 @@ def test_widgets_values_and_figures_of_one_that_is_attached(notebook):
 
 @pytest.mark.long
 def test_a_machine_that_is_taken_away_from_a_kept_session(notebook, tmp_path):
-    """Its keeper is told, also while no notebook is there; the next one reads where it was saved."""
+    """The keeper receives the notice even without a notebook. The next notebook reads where the state was saved."""
     go, folder = tmp_path / "go", tmp_path / "saved"
     first = notebook(f"%ddp_start 2 --keep 1 --on-preempt save {folder}")
     first.start(SURVIVES.format(go=str(go), more=""))

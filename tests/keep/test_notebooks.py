@@ -1,4 +1,4 @@
-"""Two notebooks at one session, and who gets nothing: other users, other versions, other environments."""
+"""Two notebooks at one session, and rejected clients: other users, other versions, other environments."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ except OSError as error:
     print(type(error).__name__)
 """
 
-# As in a flood, of which it has more to show than it wants: what ranks write stays where they wait for it to be read.
+# As in a flood that the notebook limits: output of ranks stays in their pipes.
 HOLDS = """
 import ddp_notebook, os, threading, time
 def hold():
@@ -158,7 +158,7 @@ def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook, tm
     kill(first)
     end.touch()
     rest = second.run("%ddp_attach --wait")
-    last = re.findall(r"^\[(0-1|0|1)\] step 399$", taken.stdout, re.M)  # together where they came together
+    last = re.findall(r"^\[(0-1|0|1)\] step 399$", taken.stdout, re.M)  # merged lines if they arrived together
     assert rest.status == "ok" and last in (["0-1"], ["0", "1"], ["1", "0"])
     assert second.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
 
@@ -179,7 +179,7 @@ def test_another_user_gets_nothing(notebook, runtime):
         return done.stdout.split("\n")[:-1]
 
     assert as_other_user() == ["no", "no", "PermissionError"]
-    for folder in (runtime, file.parent):  # were the folder open by mistake, the socket would ask who is there
+    for folder in (runtime, file.parent):  # if the folder were open by mistake, the socket would still check the user
         folder.chmod(0o755)
     entry.door.chmod(0o666)
     answer = as_other_user()[2]
@@ -220,7 +220,7 @@ def test_one_that_reads_nothing_is_let_go_but_not_for_what_was_kept(monkeypatch)
 
 
 class _Ranks:
-    """Two, which note what they are told."""
+    """Two ranks that record their messages."""
 
     gone: list[int] = []
 
@@ -238,7 +238,7 @@ class _Ranks:
 
 
 def test_what_a_notebook_says_while_another_takes_over_is_not_done():
-    """The other one was told how things are, without that cell."""
+    """The other notebook received the state of the session without that cell."""
     here, there = socket.socketpair()
     all_of, ranks, journal, queue = Notebooks(), _Ranks(), Journal("ab12", limit_bytes=1000), Queue()
     asked = RequestHandler(ranks, None, journal, queue, all_of, *4 * [lambda *_: None])  # type: ignore[arg-type]
@@ -252,9 +252,9 @@ def test_what_a_notebook_says_while_another_takes_over_is_not_done():
         channel.send(TellRanks(message=cell, ranks=[0, 1]))
         assert ranks.is_asked.wait(5)
         all_of.give(second, take_over=True)
-    with contextlib.suppress(OSError):  # it is closed by now
+    with contextlib.suppress(OSError):  # it may be closed already
         channel.send(WaitingJobs(waiting=[Waiting(told=cell, ranks=None, timeout_s=None)]))
-    serving.join(5)  # it ends, since whoever is relieved is closed
+    serving.join(5)  # the thread ends because the replaced notebook's connection is closed
     for closing in (channel, second):
         closing.close()
     assert not serving.is_alive() and not ranks.told and not journal.cells and not queue.waiting

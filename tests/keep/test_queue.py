@@ -1,4 +1,4 @@
-"""Jobs that wait for their turn when their notebook goes: they have it all the same, once, and in order."""
+"""Queued jobs of a notebook that ends still run once and in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEXT = "%%on_all_ranks --background{options}\norder.append({name!r}); dist.all_r
 
 
 def leave(notebook, go, then: str = "pass", options: str = "") -> None:
-    """A notebook goes that has a job which runs, and two that wait."""
+    """Start a notebook with a running job and two queued jobs, and end it."""
     first = notebook("%ddp_start 2 --keep 1")
     first.run(FIRST.format(go=str(go), then=then))
     for name in ("second", "third"):

@@ -1,7 +1,7 @@
-"""A notebook that only looks cannot change anything, whatever it sends: raw requests to the keeper's side.
+"""A notebook that only looks cannot change the session: raw requests to the keeper.
 
-The tables below are the rule. They say for each message whether it changes something, and are not read from the code: a
-message that is new, or not listed here, fails `test_each_message_is_classified`.
+The tables below are the specification. They list for each message whether it changes the session, and are not derived
+from the code. A new or unlisted message fails `test_each_message_is_classified`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ CHANGE: list[Message] = [
     StopRequest(),
 ]
 # Requests that only read. A `FetchRequest` fetches the answer to an earlier request of the same notebook.
-READ: list[tuple[Message, set[str]]] = [  # and the calls of the cluster and the hosts that they make
+READ: list[tuple[Message, set[str]]] = [  # and the methods of the cluster and the hosts that they call
     (LookAtRanksRequest(ranks=[0]), {"inspect"}),
     (FetchRequest(rank=0, transfer=1, nbytes=1), {"fetch"}),
     (TroubleRequest(), {"trouble"}),
@@ -109,8 +109,8 @@ CHANGE_SILENTLY: list[Message] = [
     CellShown(cell=1),
 ]
 READ_SILENTLY: list[tuple[Message, set[str]]] = [
-    (DropTransfer(rank=0, transfer=1), {"drop"}),  # gives up what a `FetchRequest` would take
-    (CancelRequest(number=1), set()),  # gives up an own request
+    (DropTransfer(rank=0, transfer=1), {"drop"}),  # abandons the answer for a `FetchRequest`
+    (CancelRequest(number=1), set()),  # cancels a request of the same notebook
 ]
 QUESTIONS = {"Probe", "ClockProbe", "Check", "Pull"}  # messages to a rank that change nothing there
 
@@ -129,7 +129,7 @@ ANSWERS = {
 
 
 class Spy:
-    """The cluster, the hosts and the other parts of a keeper. Notes all calls."""
+    """Replaces the cluster, the hosts and the other parts of a keeper. Records all calls."""
 
     ranks = (0, 1)
     gone: tuple[int, ...] = ()
@@ -146,7 +146,7 @@ class Spy:
 
 
 class Keeper:
-    """The keeper's side, with one notebook that drives and one that only looks; both are raw connections."""
+    """The keeper, with raw connections of a driver notebook and of one that only looks."""
 
     def __init__(self) -> None:
         self.spy, self.notebooks = Spy(), Notebooks()
@@ -159,7 +159,7 @@ class Keeper:
             end=spy.end,
         )
         self.asked.lacking = [1]
-        self.journal.on_told(SHOWN, [0])  # a cell that has ended, and was not shown yet
+        self.journal.on_told(SHOWN, [0])  # a finished cell that was not shown yet
         self.journal.on_text(0, 1, CellEnd(1, 0.5).encode("ab12"))
         self.driver, self.looker = self._connect(drives=True), self._connect(drives=False)
 
@@ -172,7 +172,7 @@ class Keeper:
         return Channel(notebooks)
 
     def state(self) -> list[Any]:
-        """Everything that a request can change here."""
+        """Return all state that a request can change."""
         return [list(self.spy.calls), list(self.journal.cells), list(self.queue.waiting), list(self.asked.lacking)]
 
     def close(self) -> None:
@@ -214,14 +214,14 @@ def name_of(message: Message) -> str:
 
 
 def all_messages() -> dict[str, type[Message]]:
-    """All messages that ranks and their notebook send each other, by their names."""
+    """Return all messages between ranks and their notebook, by name."""
     names = ("faults", "files", "ranks", "resize_messages", "script_abort", "survive_messages")
     modules = [importlib.import_module(f"{messages.__name__}.{name}") for name in names]
     return {one.__name__: one for one in Message.__subclasses__() if sys.modules[one.__module__] in modules}
 
 
 def made(message: type[Message]) -> Message:
-    """A message of this type, without meaning."""
+    """Return a message of this type with empty fields."""
     fields: Any = dataclasses.fields(message)
     nothing = (dataclasses.MISSING, dataclasses.MISSING)
     needed = {one.name: one.type for one in fields if (one.default, one.default_factory) == nothing}
@@ -277,7 +277,7 @@ def test_of_all_messages_only_questions_reach_a_rank(keeper):
 
 @pytest.mark.long
 def test_a_keeper_of_real_ranks_refuses_them(notebook):
-    """A connection that attaches as a notebook that looks, without a notebook's code."""
+    """A raw connection attaches like a notebook that only looks, without the code of a notebook."""
     driver = notebook("%ddp_start 2 --keep 1")
     [entry] = entries.entries()
 
@@ -293,7 +293,7 @@ def test_a_keeper_of_real_ranks_refuses_them(notebook):
         assert unix_sockets.hear(stream, Admitted) == Admitted()
         return Channel(stream)
 
-    for more in ({}, {"take_over": True}):  # looking wins
+    for more in ({}, {"take_over": True}):  # looking has priority
         channel = attach(**more)
         for request in CHANGE:
             assert is_refused(ask(channel, request)), request

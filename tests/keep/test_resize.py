@@ -1,4 +1,4 @@
-"""More or fewer ranks of a kept session, also for the notebooks that come after, or look on."""
+"""Resizing a kept session, with notebooks that attach later or only look."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def test_the_next_notebook_has_as_many_ranks(notebook):
     second = notebook()
     assert "kept-1: <Session: 3 ranks" in second.run("%ddp_attach").stdout
     lines = second.run(SUM.format(1)).stdout.splitlines()
-    assert sorted(lines) == ["[0] (0, 3, 5)", "[1] (1, 3, 5)", "[2] (2, 3, 5)"]  # who comes first is open
+    assert sorted(lines) == ["[0] (0, 3, 5)", "[1] (1, 3, 5)", "[2] (2, 3, 5)"]  # the order of arrival is not fixed
     assert second.run(COUNT).displays[0]["text/plain"] == "[6, 6, 4]"
     shrunk = second.run("%ddp_resize 2 --without 0")
     told = "2 ranks now: rank 0 has left; rank 1 is rank 0, rank 2 is rank 1"
     assert shrunk.stdout.startswith(told), shrunk.stdout + shrunk.traceback
-    second.run(TO_ONE_THAT_LEFT)  # as the thread does that compares clocks, if it asks while the rank leaves
+    second.run(TO_ONE_THAT_LEFT)  # like the thread that compares clocks, if it sends while the rank leaves
     second.run("%%on_ranks 0\nprint('still', was)")
     kill(second)
 
@@ -98,7 +98,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(notebook):
     kernel.run(job)
     assert "a cell is running" in kernel.run("%ddp_resize 3").traceback
     kernel.run("%ddp_cancel all")
-    kernel.run("%ddp_wait 1")  # ranks of a busy machine may take longer than who cancels waits
+    kernel.run("%ddp_wait 1")  # ranks on a busy machine may take longer than cancelling waits
     left = kernel.run("%ddp_resize 1")
     assert left.stdout == "1 rank now: rank 1 has left\n", left
 

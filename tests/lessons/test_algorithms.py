@@ -1,4 +1,4 @@
-"""Algorithms on 2, 3 and 4 real ranks against NumPy, and the bytes that they move against their formulas."""
+"""Algorithms on 2, 3 and 4 real ranks: results compared with NumPy, and moved bytes compared with formulas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES = settings(
 
 @st.composite
 def chunked(draw: st.DrawFn, world_size: int) -> tuple[list[int], dict[int, list[float]], str]:
-    """Sizes of the chunks, of which some may be empty, and whole numbers for each rank."""
+    """Draw the sizes of the chunks, which may be empty, and whole numbers for each rank."""
     sizes = draw(st.lists(st.integers(0, 5), min_size=world_size, max_size=world_size).filter(sum))
     dtype = draw(st.sampled_from(["float32", "float64", "int32", "int64"]))
     numbers = st.lists(st.integers(-1000, 1000), min_size=sum(sizes), max_size=sum(sizes))
@@ -31,11 +31,11 @@ def chunked(draw: st.DrawFn, world_size: int) -> tuple[list[int], dict[int, list
 
 
 def by_hand(name: str, sizes: list[int], inputs: dict[int, list[float]]) -> dict[int, np.ndarray]:
-    """What each rank is to have, worked out without anything of the lessons."""
+    """Return the expected result of each rank, computed without the lessons."""
     data = np.array([inputs[rank] for rank in sorted(inputs)])  # (N, elements)
     ends = np.cumsum(sizes)
     if name == "ring all_gather":
-        owner = np.repeat(np.arange(len(sizes)), sizes)  # (elements,) whose chunk each is in
+        owner = np.repeat(np.arange(len(sizes)), sizes)  # (elements,) rank whose chunk contains each element
         return dict.fromkeys(inputs, data[owner, np.arange(data.shape[1])])
     total = data.sum(axis=0)
     if name == "ring reduce_scatter":
@@ -44,7 +44,7 @@ def by_hand(name: str, sizes: list[int], inputs: dict[int, list[float]]) -> dict
 
 
 def sent_in_steps(name: str, sizes: list[int]) -> dict[tuple[int, int], int]:
-    """The sum of the chunk sizes that each step sends, step by step, from the rules as the lesson prints them."""
+    """Return the sum of the chunk sizes that each step sends, computed from the rules that the lesson prints."""
     n = len(sizes)
     links: dict[tuple[int, int], int] = {}
 
@@ -71,7 +71,7 @@ def sent_in_steps(name: str, sizes: list[int]) -> dict[tuple[int, int], int]:
     if name == "tree all_reduce":
         blocks = sizes if n != 3 else [sizes[0], sizes[1] + sizes[2]]
         if n == 4:
-            for i in range(4):  # with i xor 2 the half that is not mine, and back what I have; with i xor 1 one block
+            for i in range(4):  # with i xor 2 the half that is not mine, and back the kept half; with i xor 1 one block
                 half, pair = [2, 3] if i < 2 else [0, 1], [0, 1] if i < 2 else [2, 3]
                 add(i, i ^ 2, sum(blocks[b] for b in half + pair))
                 add(i, i ^ 1, sum(blocks[b] for b in pair))
@@ -121,8 +121,8 @@ def test_a_ring_moves_two_times_n_minus_one_nth_of_the_data_per_rank(ranks):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_each_step_tells_who_has_contributed(ranks, name):
-    """Rank r brings multiples of 10^r: the digits of each number on the ranks name whose data is in it."""
-    stepper = Stepper(name, elements=ranks)  # one element a chunk
+    """Rank r has multiples of 10^r, so the digits of each number show the ranks whose data it contains."""
+    stepper = Stepper(name, elements=ranks)  # one element per chunk
     stepper.play()
     assert len(stepper.states) == stepper.steps + 1
     for state in stepper.states:

@@ -1,4 +1,4 @@
-"""The questions of the notebooks from 04 on: what is right, what is not, and what is said then."""
+"""The questions of the notebooks from 04 on: right and wrong answers, and the explanations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddp_notebook.lessons.questions.judging import Question, judge
 
 @pytest.fixture(params=[2, 3, 4, 8])
 def world_size(request, monkeypatch):
-    """As if so many ranks ran: only the number is asked for."""
+    """Simulate this number of ranks; only the number is used."""
     monkeypatch.setattr(judging, "_world_size", lambda: request.param)
     return request.param
 
@@ -75,6 +75,6 @@ def test_bits_of_the_reduce_operations_are_those_of_numpy():
 
 
 def test_without_ranks_the_message_says_what_to_do(monkeypatch):
-    monkeypatch.setattr("ddp_notebook.session._current", None)  # other tests of this folder may have theirs running
+    monkeypatch.setattr("ddp_notebook.session._current", None)  # other tests of this folder may have a running session
     with pytest.raises(UsageError, match=r"the answer depends on the number of ranks, and none run: %ddp_start 4"):
         judge(QUESTIONS["04/boxes"], 1)

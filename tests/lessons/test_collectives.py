@@ -1,4 +1,4 @@
-"""Every collective on 2, 3 and 4 real ranks against a NumPy computation of the test's own."""
+"""Every collective on 2, 3 and 4 real ranks, compared with an independent NumPy computation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REDUCE = {
 
 
 def by_hand(explorer: Explorer) -> dict[int, np.ndarray]:
-    """What is specified, worked out without anything of the lessons."""
+    """Return the specified results, computed without the lessons."""
     call, inputs = explorer.call, explorer.inputs
     ranks, root = call.ranks, call.root
     size = len(ranks)
@@ -121,7 +121,7 @@ def test_all_leave_a_barrier_when_the_last_one_has_come(ranks):
 
 
 def test_a_barrier_is_judged_by_its_promise_however_late_a_rank_begins(ranks):
-    """Rank 0 comes out of the first barrier 100 ms after the others, as on a busy machine."""
+    """Rank 0 leaves the first barrier 100 ms after the others, as on a busy machine."""
     session = ddp_notebook.current()
     assert session is not None
     session.run(
@@ -173,7 +173,7 @@ def test_wrong_use_says_what_is_wrong_and_leaves_the_group_usable(ranks, op, kin
 
 
 def test_a_message_of_another_type_is_told(ranks):
-    """By itself gloo checks neither the size nor the type of one."""
+    """gloo itself checks neither the size nor the type of a message."""
     explorer = Explorer("send/recv", inputs={0: [1.0, 2.0]})
     happened = explorer.wrong("dtype")
     assert "rank 0 sends 2 float32 (8 bytes), rank 1 takes 2 int32 (8 bytes). No tensor was changed" in happened.message

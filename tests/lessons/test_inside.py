@@ -1,4 +1,4 @@
-"""DDP from the inside, on two real ranks: what each stage says is what the ranks hold."""
+"""DDP from the inside, on two real ranks: the stages show the values of the ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddp_notebook.lessons.ddp.times import StepSpan, medians_ms, pieces
 from ddp_notebook.observe.figures.palette import FILLS
 from ddp_notebook.observe.views import Bucket, Step
 
-# What DDP with buckets of 1 MB makes of the lesson's model from the second step on: autograd comes from the last layer.
+# Buckets of 1 MB for the lesson's model from the second step on. Autograd starts at the last layer.
 BUCKETS = [
     (1_666_600, ("last.bias", "last.weight", "third.bias", "third.weight")),
     (1_640_960, ("second.bias", "second.weight")),
@@ -47,7 +47,7 @@ def test_two_steps_go_through_the_five_stages(ddp, session):
     assert [stage.number for stage in second] == [2, 3, 4, 4, 4, 5]
     construction, forward, backward, reduction, update = first
 
-    # 1: the ranks drew different weights, and get those of rank 0
+    # 1: the ranks drew different weights, and receive those of rank 0
     assert construction.before[0] != construction.before[1]
     assert construction.after == {0: construction.before[0], 1: construction.before[0]}
     assert construction.agreement.agrees and "broadcast" in construction.calls
@@ -55,13 +55,13 @@ def test_two_steps_go_through_the_five_stages(ddp, session):
     # 2: nothing is sent, and the losses are those of different images
     assert forward.losses[0] != forward.losses[1] and forward.calls == ()
 
-    # 3: local gradients, different by rank; the last layer's come first
+    # 3: local gradients, different by rank; those of the last layer come first
     assert backward.before[0] != backward.before[1] and not backward.agreement.agrees
     names = [whose for _, what, whose in backward.events if what == "gradient"]
     assert names[:2] in (["last.bias", "last.weight"], ["last.weight", "last.bias"]) and len(names) == 8
     assert backward.calls == ()
 
-    # 4: the mean of what the ranks had
+    # 4: the mean of the local gradients
     np.testing.assert_allclose(mean(reduction.before), reduction.after[0], rtol=1e-5, atol=1e-8)
     assert reduction.after[0] == reduction.after[1] and reduction.calls == ("all_reduce",)
     assert reduction.agreement.agrees
@@ -80,7 +80,7 @@ def test_the_buckets_of_the_second_step_are_filled_from_the_last_layer_on(ddp):
     full = [(at, what) for at, (_, what, _) in enumerate(backward.events) if what == "bucket"]
     assert [at for at, _ in full] == [4, 7, 10]  # after 4, 6 and 8 gradients
     reductions = [stage for stage in ddp.stages if stage.number == 4][-3:]
-    # The gradient that is looked at, last.bias, is in the first bucket.
+    # The observed gradient, last.bias, is in the first bucket.
     assert [stage.agreement.agrees for stage in reductions] == [True, True, True]
     assert reductions[0].before[0] != reductions[0].before[1]
 
@@ -142,15 +142,15 @@ def test_options_of_memory_and_order_change_no_number(ddp, plain, options):
 def test_a_slower_link_shows_where_nothing_hides_it(ddp, plain):
     found = ddp.run(steps=5, link_mb_s=20)
 
-    # A ring of two ranks moves each byte once: 174 ms, of which no more than the backward can be hidden.
+    # A ring of two ranks moves each byte once: 174 ms, of which only the time of the backward can be hidden.
     moved_ms = 3_473_960 / 20e6 * 1e3
     assert found.ms["exposed"] + found.ms["compute"] > moved_ms
     assert found.ms["exposed"] > plain.ms["exposed"] + moved_ms / 4
-    assert found.losses == {rank: losses[:5] for rank, losses in plain.losses.items()}  # it is only slower
+    assert found.losses == {rank: losses[:5] for rank, losses in plain.losses.items()}  # only slower
     half = ddp.run(steps=5, link_mb_s=20, comm_hook="fp16")
     assert half.sent_bytes == found.sent_bytes / 2
     assert half.ms["exposed"] + half.ms["compute"] > moved_ms / 2
-    # A busy machine can hide more of one run's communication than of the other's: half of the difference is enough.
+    # A busy machine can hide more communication in one run than in the other. Half of the difference is enough.
     assert half.ms["exposed"] < found.ms["exposed"] - moved_ms / 4
     rounded = half.gradients[0].synchronised.first
     np.testing.assert_array_equal(rounded.astype(np.float16), rounded)
@@ -163,14 +163,14 @@ def test_powersgd_sends_little_and_its_ranks_agree(ddp, plain):
 
     assert found.sent_bytes < 0.03 * plain.sent_bytes
     assert found.agreement.agrees and found.losses[0][-1] < found.losses[0][0]
-    assert found.losses[0][:3] == pytest.approx(plain.losses[0][:3], rel=1e-5)  # it begins with the third step
+    assert found.losses[0][:3] == pytest.approx(plain.losses[0][:3], rel=1e-5)  # compression starts at the third step
     assert found.losses[0][-1] != plain.losses[0][-1]
 
 
 def test_the_others_wait_for_a_straggler(ddp, plain):
     found = ddp.run(straggler=1, straggler_ms=150)
 
-    # Where others have the cores, rank 0 may be late itself: it waits for less than the whole.
+    # If other processes use the cores, rank 0 may be late itself and wait for less than the whole time.
     assert found.ms_of(0)["waiting"] > 75 > found.ms_of(1)["waiting"]
     assert found.losses == plain.losses
     assert any(text.get_text() == "asleep" for text in found.picture().axes[0].texts)
@@ -179,7 +179,7 @@ def test_the_others_wait_for_a_straggler(ddp, plain):
 def test_passes_without_synchronisation_send_nothing(ddp, plain):
     found = ddp.run(no_sync=2)
 
-    assert found.sent_bytes == plain.sent_bytes  # per optimizer step, though each has three passes
+    assert found.sent_bytes == plain.sent_bytes  # per optimizer step, although each has three passes
     backwards = [one for one in found.spans if one.kind == "backward" and one.rank == 0]
     assert len(backwards) == 3 * len(plain.losses[0])
 
@@ -193,7 +193,7 @@ def test_a_layer_without_a_part_in_the_loss(ddp, session):
     assert found.agreement.agrees
     names = [name for one in found.buckets for name in one.parameters]
     assert {"unused.weight", "unused.bias"} <= set(names)
-    # Which parameters were used is agreed on by one more all_reduce in each step: a number of 4 bytes for each of them.
+    # An additional all_reduce in each step agrees on the used parameters: a number of 4 bytes for each.
     assert found.sent_bytes == sum(one.nbytes for one in found.buckets) + 4 * 10
 
 
@@ -226,7 +226,7 @@ def test_runs_are_compared_in_a_table_and_a_picture(ddp, plain):
 
     assert lines[0].split() == ["buckets", "MB", "sent", "step", "ms", "compute", "exposed", "waiting", "loss"]
     assert lines[1].startswith("buckets of 1 MB ") and lines[2].startswith("buckets of 1 MB, rank 1 60 ms late")
-    title = picture.get_suptitle()  # the faster one first, which on a busy machine may be the other
+    title = picture.get_suptitle()  # the faster one first, which may be the other one on a busy machine
     first, second = sorted((plain, other), key=lambda run: run.ms["step"])
     assert re.fullmatch(rf"A step takes \d+ ms with {first.name}, \d+ ms with {second.name}", title), title
     words = [text.get_text() for text in picture.axes[0].texts]
@@ -317,7 +317,7 @@ def test_without_ranks_there_is_nothing_to_look_into(session):
 
 @pytest.mark.long
 def test_sliders_leave_a_picture_when_the_ranks_have_ended(make_kernel, session):
-    """The controls cannot do anything then, and in a saved notebook they would be an error message."""
+    """The controls cannot work then, and in a saved notebook they would be an error message."""
     session.stop()
     kernel = make_kernel()
     assert kernel.run("%load_ext ddp_notebook\n%ddp_start 2").status == "ok"

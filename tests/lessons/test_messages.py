@@ -1,4 +1,4 @@
-"""Point to point as it happened, and what algorithms cost, on two and more real ranks."""
+"""Recorded point-to-point communication, and the cost of algorithms, on two and more real ranks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ def test_isend_and_irecv_let_the_ranks_work_meanwhile(ranks):
 
 
 def test_what_is_written_before_wait_is_sent(ranks):
-    """The receiver comes late, so the half that was written too early has changed, and only that. On a busy machine the
-    sender may come later still, whose message then goes at once: it says so, and is asked again."""
+    """The receiver is late, so exactly the half that was written too early has changed.
+
+    On a busy machine the sender may be even later, and its message is sent at once. The scene reports this and is
+    repeated.
+    """
     none, race = lessons.point_to_point("no race"), lessons.point_to_point("race")
     for _ in range(4):
         if "rank 1 waited" not in race.said:
@@ -120,12 +123,13 @@ def test_the_fit_finds_the_alpha_and_beta_that_times_were_made_with(name, world_
 @pytest.mark.parametrize("name", plans.ALGORITHMS)
 @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
 def test_the_models_bytes_are_those_through_the_busiest_rank(name, world_size):
-    """Of the parameter server both ways count: gathering and broadcasting come after each other."""
+    """For the parameter server both directions count, because gathering and broadcasting are sequential."""
     n = 840 * world_size
     links = plans.moved(name, [840] * world_size)
     out = [sum(nbytes for (src, _), nbytes in links.items() if src == rank) for rank in range(world_size)]
     busiest = max(plans.through_ranks(links).values()) if name == "parameter server" else max(out)
     if name == "tree all_reduce" and world_size == 3:
-        assert plans.cost(name, 3, n).nbytes >= busiest  # halving, doubling, and the third rank's data there and back
+        # halving, doubling, and the data of the third rank in both directions
+        assert plans.cost(name, 3, n).nbytes >= busiest
     else:
         assert plans.cost(name, world_size, n).nbytes == busiest

@@ -1,4 +1,4 @@
-"""The notebooks of the lessons: they run from the top with nobody there, their links lead somewhere, all are listed.
+"""The notebooks of the lessons: they run from the top without a user, their links are valid, and all are listed.
 
 In `make test` a worker runs its lessons one after the other in one kernel, so that torch, matplotlib and ipykernel are
 imported once, and lesson 19 is shortened (`SHORTER`). In `make test-long` each lesson has its full length and its own
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(p for p in FOLDER.glob("[0-9][0-9]_*.ipynb") if not p.name.endswith(".executed.ipynb"))
 LESSONS = [path for path in NOTEBOOKS if path.name >= "04"]
-OF_FOUR = ("07", "15")  # about trees and meshes, of which two ranks make none
+OF_FOUR = ("07", "15")  # about trees and meshes, which need more than two ranks
 MOST_S = {"10": 60.0, "11": 60.0, "12": 60.0, "17": 60.0, "18": 90.0, "19": 90.0}  # else 30
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -69,7 +69,7 @@ if "matplotlib.pyplot" in sys.modules:
 
 
 def execute(notebook: Path, executed: Path, world_size: int) -> list[nbformat.NotebookNode]:
-    """Run a notebook at its full length in its own kernel. Returns its cells with their outputs."""
+    """Run a notebook at its full length in its own kernel. Return its cells with their outputs."""
     env = {**os.environ, "DDP_NOTEBOOK_RANKS": str(world_size), "DDP_NOTEBOOK_SHORT": ""}
     command = [sys.executable, str(ROOT / "tools/demo.py"), str(notebook), "--output", str(executed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
@@ -78,9 +78,9 @@ def execute(notebook: Path, executed: Path, world_size: int) -> list[nbformat.No
 
 
 def start_kernel() -> NotebookKernel:
-    """A kernel in which lessons have shortened durations."""
+    """Start a kernel in which lessons have shortened durations."""
     kernel = NotebookKernel(env={"DDP_NOTEBOOK_SHORT": "1"}, cwd=str(FOLDER))
-    kernel.run("%load_ext ddp_notebook\n%ddp_start 1\n%ddp_stop")  # the host server has all its processes
+    kernel.run("%load_ext ddp_notebook\n%ddp_start 1\n%ddp_stop")  # the host server has started all its processes
     kernel.run(REMEMBER)
     return kernel
 
@@ -102,7 +102,7 @@ def shorten(notebook: Path, cells: list[nbformat.NotebookNode]) -> None:
 
 
 def execute_in(kernel: NotebookKernel, notebook: Path, world_size: int) -> list[nbformat.NotebookNode]:
-    """Run a notebook in a kernel that has run others. Returns its cells with their outputs."""
+    """Run a notebook in a kernel that has run others. Return its cells with their outputs."""
     begun = kernel.run(BEGIN.format(temporary=tempfile.gettempdir(), world_size=world_size))
     assert begun.status == "ok", begun
     cells = nbformat.read(notebook, as_version=4).cells
@@ -117,7 +117,7 @@ def execute_in(kernel: NotebookKernel, notebook: Path, world_size: int) -> list[
 
 
 class LessonKernel:
-    """The kernel of a worker's lessons. After a lesson that failed each further one has its own."""
+    """The kernel of a worker's lessons. After a failed lesson each further one gets its own kernel."""
 
     def __init__(self) -> None:
         self.kernel: NotebookKernel | None = start_kernel()
@@ -145,7 +145,7 @@ def lesson_kernel() -> Iterator[LessonKernel]:
 
 
 def check_shown(cells: list[nbformat.NotebookNode]) -> None:
-    """Pictures where there are to be some, errors where they are the lesson, and nothing left unanswered at the end."""
+    """Check that expected pictures and errors exist, and that no request is unanswered at the end."""
     for cell in cells:
         tags = cell.metadata.get("tags", [])
         outputs = cell.get("outputs", [])
@@ -162,14 +162,14 @@ def check_shown(cells: list[nbformat.NotebookNode]) -> None:
 @pytest.mark.timeout(300)  # a dozen processes of one of them import torch
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_a_lesson_runs(path, lesson_kernel):
-    """On two ranks where they suffice; `make test-long` runs all on four, at their full length."""
+    """On two ranks if they suffice. `make test-long` runs all on four ranks, at their full length."""
     check_shown(lesson_kernel.execute(path, 4 if path.name[:2] in OF_FOUR else 2))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_a_lesson_takes_half_a_minute(path, tmp_path):
-    """One that trains for long, or starts a dozen processes, each of which imports torch, a minute and a half."""
+    """A lesson with a long training run or a dozen processes that import torch may take a minute and a half."""
     began = time.monotonic()
     check_shown(execute(path, tmp_path / "executed.ipynb", 4))
     assert time.monotonic() - began < MOST_S.get(path.name[:2], 30.0)
@@ -179,7 +179,7 @@ def test_a_lesson_takes_half_a_minute(path, tmp_path):
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Name and Markdown of every page and every cell of text."""
+    """Yield name and Markdown of every page and every text cell."""
     for page in sorted(FOLDER.glob("*.md")):
         yield page.name, page.read_text()
     for path in NOTEBOOKS:
@@ -238,7 +238,7 @@ def test_the_glossary_has_every_term_in_three_languages():
 
 
 def test_no_character_of_the_glossary_is_simplified_chinese():
-    """Characters that are written otherwise in Traditional Chinese, of those that such a text would have."""
+    """Uses characters that differ in Traditional Chinese and are common in such texts."""
     page = (FOLDER / "glossary.md").read_text()
     assert not set(page) & set("个们这来时发会过还进动问间东车长门开见现观学习数据传输设备网络运训练类线组织结构参")
 

@@ -1,4 +1,4 @@
-"""The lesson about pipelines, on two real ranks: what it shows is what the ranks did."""
+"""The lesson about pipelines, on two real ranks: it shows the actions of the ranks."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def test_one_f_one_b_keeps_less_and_has_the_same_bubble(pipe):
     turns = pipe.run("1F1B", microbatches=4, guess=0.5)
     assert gpipe.in_flight == {0: 4, 1: 4} and turns.in_flight == {0: 2, 1: 1}
     assert gpipe.loss == pytest.approx(turns.loss)
-    for run in (gpipe, turns):  # the first stage's backward is shorter; a busy machine sleeps longer
-        assert run.bubble >= run.ideal - 0.02  # a message may leave a moment before its action is over
-        assert run.even == pytest.approx(formula(2, 4))  # that is no matter of pace
+    for run in (gpipe, turns):  # the backward of the first stage is shorter; sleeps take longer on a busy machine
+        assert run.bubble >= run.ideal - 0.02  # a message may be sent a moment before its action ends
+        assert run.even == pytest.approx(formula(2, 4))  # independent of the speed
         assert run.ideal == pytest.approx(formula(2, 4), abs=0.12)
     points = f"{abs(0.5 - turns.bubble) * 100:.0f} points off"
     assert points in repr(turns) and "guessed" not in repr(gpipe) and "gradients as in one process" in repr(turns)

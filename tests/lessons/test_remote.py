@@ -1,4 +1,4 @@
-"""Calls to other ranks: what programs answer is what was recorded, and the picture has all of it."""
+"""Calls to other ranks: the answers of programs match the recording, and the picture contains all of it."""
 
 from __future__ import annotations
 

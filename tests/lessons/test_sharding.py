@@ -1,4 +1,4 @@
-"""The lessons on tensors in pieces, on real ranks: what they show is what the ranks hold and have sent."""
+"""The lessons on tensors in pieces, on real ranks: they show the tensors and the communication of the ranks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ddp_notebook.lessons.sharding.mesh_training import WAYS
 from ddp_notebook.lessons.sharding.product import PLACEMENTS
 from ddp_notebook.session import current
 
-NEEDS = {  # by the placements of A and B: what it takes to put A @ B together
+NEEDS = {  # by the placements of A and B: collective that combines A @ B
     ("Replicate()", "Replicate()"): "nothing",
     ("Replicate()", "Shard(0)"): "all_reduce",
     ("Shard(1)", "Replicate()"): "all_reduce",
     ("Shard(1)", "Shard(0)"): "all_reduce",
 }
-FITS = {("Replicate()", "Shard(1)"), ("Shard(0)", "Replicate()"), *NEEDS}  # nothing has to be sent to multiply
+FITS = {("Replicate()", "Shard(1)"), ("Shard(0)", "Replicate()"), *NEEDS}  # no communication is needed to multiply
 
 
 def plain(lesson: Any) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_batches_by_rank_are_told_where_ranks_share_a_matrix(ranks):
 
 
 def test_nothing_in_pieces_is_left_on_the_ranks(ranks):
-    """Else there could not be more or fewer of them."""
+    """Otherwise the session could not be resized."""
     lessons.product().run()
     lessons.mesh(1).run()
     code = "from ddp_notebook.rank.resize.blockers import ResizeBlockers\nfound = ResizeBlockers(dict(globals()))\n"

@@ -1,4 +1,4 @@
-"""The pictures of processes, and of what they have sent each other."""
+"""The pictures of processes and of their messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_nothing_sent_is_said(session):
 
 
 def test_messages_find_their_receivers(session):
-    """By their order, by tag, and from anybody; the picture has an arrow for each."""
+    """Matched by order, by tag, and for any source. The picture has an arrow for each message."""
     session.run(
         "x = torch.ones(1)\n"
         "if rank == 0:\n"

@@ -1,4 +1,4 @@
-"""What the browser is told and may ask, and what stays where nobody can click."""
+"""State and requests of the browser, and the static output of lessons."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_explorer_is_driven_by_messages(ranks):
 def test_a_stepper_counts_only_its_own_bytes(ranks):
     stepper = lessons.algorithm("ring all_reduce")
     stepper.act({"do": "step"})
-    lessons.point_to_point("tags")  # sends something meanwhile
+    lessons.point_to_point("tags")  # sends something in the meantime
     stepper.act({"do": "compare"})
     state = plain(stepper)
     assert state["agrees"] is True and state["taken"] == state["steps"]

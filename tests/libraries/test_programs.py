@@ -1,5 +1,7 @@
-"""Programs of libraries and of torch, pasted into a cell and under torchrun: twice in one session, on every rank, the
-losses and all other figures that a program prints are the same to the last bit."""
+"""Programs of libraries and of torch, in a cell and under torchrun, twice in one session and on every rank.
+
+The losses and all other numbers that a program prints are bit-identical.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ pytestmark = pytest.mark.long
 
 _PROGRAMS = Path(__file__).parent / "programs"
 _WORLD_SIZE = 4
-_FIGURE = re.compile(r"-?0x[\d.a-f]+p[+-]\d+")  # what the programs print of floats, by `float.hex`
+_FIGURE = re.compile(r"-?0x[\d.a-f]+p[+-]\d+")  # output of the programs: floats by `float.hex`
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @pytest.fixture(scope="module")
 def session():
-    """Four CPU ranks, which compute with as many threads as those of torchrun."""
+    """Start four CPU ranks with the same number of threads as those of torchrun."""
     from ddp_notebook import api
 
     with api.start(_WORLD_SIZE, env=_OFFLINE) as running:
@@ -60,7 +62,7 @@ def _expect_the_same(session, program: Path, directory: Path, says: str = "") ->
 
 
 def _under_torchrun(program: Path, directory: Path) -> list[list[str]]:
-    """The figures that each rank prints."""
+    """Return the numbers that each rank prints."""
     launcher = "torch.distributed.run"
     options = ["--standalone", f"--nproc-per-node={_WORLD_SIZE}", f"--log-dir={directory}", "--redirects=3"]
     environment = {**os.environ, **_OFFLINE, "ACCELERATE_USE_CPU": "true"}

@@ -1,4 +1,4 @@
-"""torch's own tests of its distributed package end in cells, with everything at its default, as on bare ranks."""
+"""torch's tests of its distributed package have the same results in cells, with all defaults, as on bare ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ pytest.importorskip("expecttest", reason="expecttest is missing; `make test-long
 pytestmark = pytest.mark.long
 
 _WORLD_SIZE = 3
-_LEAST = 90  # of torch's tests run on CPUs in every version
+_LEAST = 90  # number of torch tests that run on CPUs in every version
 
 
 @pytest.fixture(scope="module")
 def bare() -> dict[str, list[str]]:
-    """How each test has ended on each of the bare ranks."""
+    """Return the results of each test on the bare ranks."""
     ended = subprocess.run(
         [sys.executable, "-m", "tests.libraries.torchs_own"],
         env={**os.environ, **torchs_own.environment(_WORLD_SIZE), "OMP_NUM_THREADS": "1"},
@@ -35,7 +35,7 @@ def bare() -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def in_cells(bare, tmp_path_factory) -> dict[str, list[str]]:
-    """The same in cells of one session, of the tests that pass on bare ranks."""
+    """Return the results in cells of one session, for the tests that pass on bare ranks."""
     from ddp_notebook import api
 
     ended = {}

@@ -2,7 +2,7 @@
 
 repo2docker makes an environment with the Python of `runtime.txt`, copies the repository to the home folder, runs `pip
 install -r binder/requirements.txt` there, then `postBuild`; `start` becomes the entry point, and JupyterLab its
-command. (Its base environment has a notebook server of its own, which is not used where the project brings one.)
+command. (Its base environment has another notebook server, which is not used if the project installs one.)
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 NOT_COPIED = (".git", ".venv*", ".matrix", "site", "*.executed.ipynb", "__pycache__", "node_modules", ".*_cache")
-# mybinder.org guarantees 1 GB, and ends what takes more than 2.
-# Measured: 650 to 790 MiB in 03 to 08, 840 in 01; of it JupyterLab and a kernel 200, ipyparallel's controller 250.
+# mybinder.org guarantees 1 GB, and ends containers above 2 GB. Measured: 650 to 790 MiB in 03 to 08, 840 in 01.
+# JupyterLab and a kernel use 200 of this, the controller of ipyparallel 250.
 BUDGET_MIB = 900
 MORE_MIB = {"02": 1100, "09": 1250}  # four ranks; models and their replicas
-MORE_MIB |= {"13": 1150}  # models of which each rank holds all; 970 to 1010 were measured
-MORE_MIB |= {"16": 1000, "18": 1500, "19": 1500}  # DDP many times over; torchrun's agents and workers
+MORE_MIB |= {"13": 1150}  # models that each rank holds completely; measured 970 to 1010
+MORE_MIB |= {"16": 1000, "18": 1500, "19": 1500}  # many DDP runs; agents and workers of torchrun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """What repo2docker would have built."""
+    """The result of repo2docker."""
 
     home: Path
-    env: dict[str, str]  # with the environment's programs first on PATH
+    env: dict[str, str]  # with the programs of the environment first on PATH
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def image(tmp_path_factory) -> Image:
     home, env_folder = folder / "home", folder / "env"
     shutil.copytree(ROOT, home, ignore=shutil.ignore_patterns(*NOT_COPIED))
     subprocess.run([sys.executable, "-m", "venv", env_folder], check=True)
-    # HOME too, so that no configuration of this machine's user is read.
+    # HOME too, so that no user configuration of this machine is read.
     env = {**os.environ, "PATH": f"{env_folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "HOME": str(home)}
     env["JUPYTER_RUNTIME_DIR"] = str(folder / "runtime")
     for name in ("PYTHONPATH", "VIRTUAL_ENV", "IPYTHONDIR"):
@@ -73,7 +73,7 @@ def image(tmp_path_factory) -> Image:
 
 @dataclass(slots=True)
 class Server:
-    """JupyterLab behind `binder/start`."""
+    """JupyterLab started by `binder/start`."""
 
     url: str
     token: str
@@ -91,7 +91,7 @@ class Server:
 
     @contextmanager
     def notebook(self, name: str) -> Iterator[NotebookKernel]:
-        """The kernel of a notebook that is opened, until it is shut down."""
+        """Open a notebook, and yield its kernel until it is shut down."""
         body = {"path": f"notebooks/{name}", "name": name, "type": "notebook", "kernel": {"name": "python3"}}
         session = self.ask("/api/sessions", body)
         connection = self.runtime / f"kernel-{session['kernel']['id']}.json"
@@ -141,18 +141,18 @@ def server(image) -> Iterator[Server]:
 
 
 def pss_mib(processes: set[psutil.Process]) -> float:
-    """Memory of processes together, what several of them share counted once."""
+    """Return the total memory of processes; shared memory counts once."""
     total = 0
     for process in processes:
         try:
             total += process.memory_full_info().pss
-        except (psutil.Error, OSError):  # it has ended
+        except (psutil.Error, OSError):  # the process has ended
             continue
     return total / 2**20
 
 
 class Peak:
-    """The most memory that the server and all that it has started take, looked at five times a second."""
+    """Peak memory of the server and all its processes, sampled five times per second."""
 
     def __init__(self) -> None:
         self.mib, self._done = 0.0, threading.Event()
@@ -184,7 +184,7 @@ def test_the_image_has_torch_for_processors(image):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_on_two_ranks_within_the_budget(server, path, record_property):
-    """Two, except where the notebook is about four."""
+    """Two ranks, except for notebooks that need four."""
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     world_size = 0
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Cells that fail or are interrupted, and those that come right after them."""
+"""Failing and interrupted cells, and the cells right after them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAILING = [
 
 @pytest.fixture
 def kernel(make_kernel):
-    """A notebook with four ranks."""
+    """Start a notebook with four ranks."""
     kernel = make_kernel()
     start_ranks(kernel)
     return kernel
@@ -51,7 +51,7 @@ def test_interrupting_an_await_ends_no_rank(kernel, tally):
 
 
 def test_a_cell_right_after_a_failed_one(kernel, tally):
-    """Every other time it waits in the kernel's queue already while the first one fails."""
+    """Every other time the next cell is already queued in the kernel while the first one fails."""
     for n in tally(50, "a cell sent right after a failed one runs on all ranks"):
         failing = send(kernel, _GO + FAILING[n % len(FAILING)])
         queued = send(kernel, SUM) if n % 2 else ""
@@ -60,7 +60,7 @@ def test_a_cell_right_after_a_failed_one(kernel, tally):
 
 
 def test_a_cell_right_after_an_interrupted_one(kernel, tally):
-    """Every other time it waits in the kernel's queue already while the first one is interrupted."""
+    """Every other time the next cell is already queued in the kernel while the first one is interrupted."""
     for n in tally(50, "a cell sent right after an interrupted one runs on all ranks"):
         interrupted = send(kernel, _GO + INTERRUPTED[n // 2 % len(INTERRUPTED)])
         wait_for_ranks(kernel, "go {rank}.")
@@ -72,7 +72,7 @@ def test_a_cell_right_after_an_interrupted_one(kernel, tally):
 
 
 def test_a_second_press_behind_the_end_does_not_lose_the_reply(make_kernel, tally):
-    """It comes while the kernel sends the reply of the cell that the first has ended."""
+    """The press arrives while the kernel sends the reply of the cell that the first press has ended."""
     kernel = make_kernel()
     start_ranks(kernel, 2)
     for n in tally(60, "cells whose stop button is pressed twice reply"):

@@ -1,4 +1,4 @@
-"""The whole table of faults and states, deadlocks that are freed many times, and a long row of random faults."""
+"""The whole table of faults and states, repeated freeing of deadlocks, and a long series of random faults."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.long
 
 SEED = int(os.environ.get("DDP_NOTEBOOK_SOAK_SEED", "0")) or random.randrange(1, 10**6)
 MANY = 64
-_SOCKETS_OF_A_GROUP = 8  # of four ranks, with its listeners
-# Each rank blocks in another operation; one of them waits for a message, so that no check of collectives is complete.
+_SOCKETS_OF_A_GROUP = 8  # for four ranks, including its listeners
+# Each rank blocks in another operation. One of them waits for a message, so that no check of collectives is complete.
 BLOCKING = [
     "dist.all_reduce(torch.ones(1024))",
     "dist.recv(torch.ones(2), 0)",
@@ -40,7 +40,7 @@ BLOCKING = [
 
 @pytest.fixture
 def start() -> Iterator[Callable[[int], Ranks]]:
-    """Ranks, whose notebook is closed when the test ends."""
+    """Yield a function that starts ranks, whose notebook is closed after the test."""
     with ExitStack() as stack:
         yield lambda world_size: stack.enter_context(closing(Ranks(world_size)))
 
@@ -78,7 +78,7 @@ def test_a_deadlock_is_freed_50_of_50(start, tally, world_size):
 
 
 def _sockets_of(ranks: Ranks) -> list[int]:
-    """How many sockets the notebook has, and each of its ranks."""
+    """Return the number of sockets of the notebook and of each rank."""
     return [sockets_of(pid) for pid in (ranks.kernel.pid, *ranks.pids())]
 
 
@@ -87,7 +87,7 @@ def _rss_mb(pid: int) -> float:
 
 
 def test_200_random_faults_in_one_session(start, tally):
-    """Every rank dies many times over, and a new process has few sockets: of the ranks the most that any has counts."""
+    """Every rank dies many times, and a new process has few sockets, so the maximum of all ranks counts."""
     ranks, chance = start(4), random.Random(SEED)
     row = [*PAIRS, *chance.choices(PAIRS, k=200)][-200:]
     chance.shuffle(row)

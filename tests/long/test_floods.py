@@ -1,4 +1,4 @@
-"""Every kind of flood: one press ends it within a second, memory stays bounded, and the ranks go on."""
+"""Every kind of flood: one press ends it within a second, memory stays bounded, and the ranks continue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.long.watching import expect_sums, start_ranks
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
 MOST_S = 1.0
-MOST_MIB = 150  # no process gains more
+MOST_MIB = 150  # largest growth of a process
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_a_front_end_that_reads_nothing_for_a_while(ranks, begun, name):
 
 
 def test_in_a_notebook_that_a_program_executes(begun):
-    """nbclient and papermill interrupt the kernel once when the time of a cell is up, and go on."""
+    """nbclient and papermill interrupt the kernel once when the time of a cell is over, and continue."""
     document = nbformat.v4.new_notebook()
     sources = [
         "%load_ext ddp_notebook\n%ddp_start 2",
@@ -111,8 +111,11 @@ def test_in_a_notebook_that_a_program_executes(begun):
 
 @pytest.mark.parametrize("name", ["widget values", "custom messages", "displays", "prints"])
 def test_a_kept_session_that_two_notebooks_see(notebook, begun, name):  # noqa: F811
-    """One drives and stops it, the other looks on. Afterwards the driver goes, and the ranks' next flood waits for no
-    notebook: the keeper takes it, and one that attaches ends it."""
+    """One notebook drives and stops the flood, the other only looks.
+
+    Afterwards the driver ends, and the next flood has no notebook: the keeper reads it, and an attaching notebook ends
+    it.
+    """
     driver = notebook("%ddp_start 2 --keep 1")
     other = notebook()
     assert "This notebook has the monitor" in other.run("%ddp_attach").stdout

@@ -1,4 +1,4 @@
-"""Operations of all kinds and sizes that are stopped at random moments, or lose a peer: none waits on."""
+"""Operations of all kinds and sizes that are stopped at random moments or lose a peer: none keeps waiting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.long.test_faults import SEED, start  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.long
 WORLD_SIZE = 4
-_LARGEST = 2**23  # floats: 32 MB, far more than a connection holds
+_LARGEST = 2**23  # floats: 32 MB, far more than the buffers of a connection
 _AFTER_S = 0.05, 0.4
 _OPERATIONS = {
     "send to one": "dist.send(x, 1) if rank == 0 else dist.recv(x, 0) if rank == 1 else dist.barrier(behind)",
@@ -38,7 +38,7 @@ while True: {operation}
 
 
 class Operations:
-    """Cells that do one operation over and over, and how long they took to end."""
+    """Cells that repeat one operation, and how long they took to end."""
 
     def __init__(self, ranks: Ranks, directory: str) -> None:
         self.ranks, self._directory = ranks, directory
@@ -48,21 +48,21 @@ class Operations:
         self.pids = ranks.set_up(directory, code=_SET_UP)
 
     def begin(self) -> tuple[str, str]:
-        """A cell is in the middle of one. Returns the cell's message, and what it does."""
+        """Start a cell that is in the middle of an operation. Return the message of the cell, and the operation."""
         self._number += 1
         kind = self._chance.choice(list(_OPERATIONS))
         size = max(64, int(_LARGEST ** self._chance.uniform(0.3, 1.0))) // WORLD_SIZE * WORLD_SIZE
         code = _CELL.format(size=size, operation=_OPERATIONS[kind], number=self._number)
         message = self.ranks.kernel.start(f"%%on_all_ranks\n{code}")
         Scene(self._directory).wait_for(f"begins {self._number}", range(WORLD_SIZE))
-        time.sleep(self._chance.uniform(*_AFTER_S))  # the moment is what is tried
+        time.sleep(self._chance.uniform(*_AFTER_S))  # random moment
         return message, f"seed {SEED}, number {self._number}: {kind} of {size}"
 
     def victim(self) -> int:
         return self._chance.randrange(WORLD_SIZE)
 
     def again(self) -> None:
-        """A killed rank has another process, which needs what the cells use."""
+        """Set up a replaced rank, which lacks the variables of the cells."""
         self.pids = self.ranks.set_up(self._directory, code=_SET_UP)
 
 

@@ -1,4 +1,4 @@
-"""A kept session that nobody looks at takes next to nothing of its machine."""
+"""A kept session without a notebook uses almost no resources of its machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ddp_notebook.registry import entries
 from tests.keep.conftest import kill, notebook, runtime  # noqa: F401  # fixtures
 
 pytestmark = pytest.mark.long
-_RANKS, _FOR_S, _MOST_PERCENT = 4, 60.0, 0.3  # of a core, for each rank
-_UNTIL_ALONE_S = 20.0  # until ranks take it that no notebook is there
+_RANKS, _FOR_S, _MOST_PERCENT = 4, 60.0, 0.3  # percent of a core for each rank
+_UNTIL_ALONE_S = 20.0  # until ranks know that no notebook is attached
 
 
 def test_a_kept_session_that_nobody_looks_at_is_idle(notebook):  # noqa: F811
@@ -43,7 +43,7 @@ def test_a_kept_session_that_nobody_looks_at_is_idle(notebook):  # noqa: F811
 
 
 def _used(kinds: dict[int, str]) -> dict[tuple[str, str], list[float]]:
-    """Seconds of processor time and turns, by kind of process and name of thread."""
+    """Return seconds of CPU time and number of time slices, by kind of process and name of thread."""
     used: dict[tuple[str, str], list[float]] = {}
     for pid, kind in kinds.items():
         for thread in Path(f"/proc/{pid}/task").iterdir():

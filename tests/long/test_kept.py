@@ -1,4 +1,4 @@
-"""Kernels that are killed at random moments of a training cell, one after the other, on one session."""
+"""One session whose kernels are killed one after the other, at random moments of a training cell."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ recording = ddp_notebook.current().recording
 
 
 def signal_descendants(kernel: NotebookKernel) -> None:
-    """As VS Code does it at stop and at closing."""
+    """Send signals like VS Code when it stops and closes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         for process in psutil.Process(kernel.pid).children(recursive=True):
             process.send_signal(number)
@@ -52,7 +52,7 @@ def test_no_line_no_row_and_no_variable_is_lost_by_kernels_that_are_killed(noteb
     for number in range(ROUNDS):
         kernel.start(CELL.replace("ROUND", str(number)))
         kernel.wait_for_text(f"round {number} step 0 rank 1")
-        time.sleep(chance.uniform(0.0, 0.55))  # the moment is what is tried
+        time.sleep(chance.uniform(0.0, 0.55))  # random moment
         if number % 2:
             signal_descendants(kernel)
         kill(kernel)

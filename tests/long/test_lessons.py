@@ -1,4 +1,4 @@
-"""The lessons on two and three ranks: all that they say of four holds there too."""
+"""The lessons on two and three ranks: their statements about four ranks also hold there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""No false alarm: right programs of torch's parallel libraries, of which `%ddp_check` may say nothing.
+"""No false alarms: `%ddp_check` reports nothing about correct programs of torch's parallel libraries.
 
-Models are those of torch's own tests of FSDP and tensor parallel, and generated ones; torch's tests of DDP run with
-theirs (`tests/libraries/torchs_own`); and the lessons, but for what they do wrong on purpose.
+The models are those of torch's tests of FSDP and tensor parallel, and generated ones. torch's DDP tests use their own
+models (`tests/libraries/torchs_own`). The lessons are included, except for their intentional errors.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def train(model, batches, scaler=None, clips=False, average=()):
 
 
 def _of_torch() -> Iterator[str]:
-    """What torch's tests of FSDP2 and tensor parallel do with their models, on a mesh of two by two and of four."""
+    """Yield programs of torch's tests of FSDP2 and tensor parallel, on a mesh of two by two and of four."""
     tp = "{'net1': ColwiseParallel(), 'net2': RowwiseParallel()}"
     stacked = "{f'layers.{i}.net1': ColwiseParallel() for i in range(2)}"
     stacked += " | {f'layers.{i}.net2': RowwiseParallel() for i in range(2)}"
@@ -66,9 +66,9 @@ def _of_torch() -> Iterator[str]:
     yield (
         "plan = {'net1': ColwiseParallel(input_layouts=Shard(0)), 'net2': RowwiseParallel(output_layouts=Shard(0))}\n"
         "model = parallelize_module(MLPModule('cpu'), init_device_mesh('cpu', (4,)), plan)\n"
-        "torch.manual_seed(rank); x = torch.rand(5, 10)"  # sequence parallel: each rank has its own
+        "torch.manual_seed(rank); x = torch.rand(5, 10)"  # sequence parallel: each rank has a different part
     )
-    for sequence in (False, True):  # with local outputs, since DTensor cannot shard attention on CPUs
+    for sequence in (False, True):  # with local outputs, because DTensor cannot shard attention on CPUs
         yield (
             "args = ModelArgs(dropout_p=0.0, n_heads=4, dim=16); model = Transformer(args)\n"
             f"model = Transformer.parallelize(model, init_device_mesh('cpu', (4,)), {sequence}, True)\n"
@@ -94,7 +94,7 @@ def _of_torch() -> Iterator[str]:
 
 
 def _generated(count: int) -> Iterator[str]:
-    """Programs over shapes and meshes: models of several layers, ways to spread them, inputs that fit these."""
+    """Yield random programs: shapes and meshes, models of several layers, parallelisations, and matching inputs."""
     draw = random.Random(0)
     for _ in range(count):
         width, hidden, layers = draw.choice((4, 8, 12)), draw.choice((4, 8, 20)), draw.randint(1, 3)
@@ -184,7 +184,7 @@ def test_no_false_alarm_in_torchs_tests_of_ddp(make_session_alone, tally: Tally,
         quiet=True,
     )
     names = [name for name in session["names"][0] if "DistributedDataParallel" in name or "ddp" in name]
-    told = {}  # of those that pass
+    told = {}  # tests that pass
     for name in names:
         code = f"ended = torchs_own.run({name!r}, rank, {str(tmp_path / name)!r})"
         session.run(code, quiet=True, timeout_s=LIMIT_S)
@@ -205,8 +205,7 @@ LESSONS = sorted((Path(__file__).parents[2] / "notebooks").glob("1[2-8]_*.ipynb"
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_no_false_alarm_in_the_lessons(path, tmp_path):
-    """All that a lesson on sharding does, and after each cell on the ranks the question; what it does wrong on purpose
-    is told, or has nothing to tell."""
+    """Run the check after each cell of a lesson on sharding. Intentional errors are either reported or undetectable."""
     from tests.lessons.test_notebooks import check_shown, execute
 
     notebook = nbformat.read(path, as_version=4)

@@ -1,4 +1,4 @@
-"""The monitor for long: how late a logged value is drawn, and half an hour of 64 ranks in one page."""
+"""Long runs of the monitor: the delay until a logged value is drawn, and half an hour of 64 ranks on one page."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.browser.test_monitor import View
 
 pytestmark = [pytest.mark.long, pytest.mark.browser]
 
-_MOST_MS = 300.0  # from a rank's log() until it is drawn, p95
+_MOST_MS = 300.0  # from `log()` on a rank until it is drawn, p95
 _LEAST_FRAMES_A_SECOND = 30.0
-_MOST_MB = 60.0  # that the page's memory may grow by, once its tables are full
-_STEPS_A_SECOND = 200  # 24 are usual: so half an hour's steps come in 216 s
+_MOST_MB = 60.0  # growth of the page's memory after its tables are full
+_STEPS_A_SECOND = 200  # 24 are usual, so the steps of half an hour arrive in 216 s
 _HALF_AN_HOUR_S = 1800 * 24 / _STEPS_A_SECOND
 _LOGS = "%%on_all_ranks\nimport time\nfor step in range(400): log(loss=1 / (step + 1)); time.sleep(0.05)"
 _FRAMES = """async root => {

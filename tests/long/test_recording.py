@@ -1,4 +1,4 @@
-"""The recorder for long: 100 000 operations, and ranks without a notebook that end many times."""
+"""Long runs of the recorder: 100 000 operations, and ranks without a notebook that end many times."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.recording.scripts import ENDINGS, is_clean, run_endings
 pytestmark = pytest.mark.long
 
 _OPERATIONS = 100_000
-_PARTS = 10  # the first is to warm up: allocators, texts, threads of torch's
-_MOST_RANK_MB = 25.0  # that may come and go with the allocator
+_PARTS = 10  # the first one warms up allocators, texts and threads of torch
+_MOST_RANK_MB = 25.0  # variation caused by the allocator
 _MOST_NOTEBOOK_MB = 40.0
 _SET_UP = """
 import gc, json, os, threading, psutil
@@ -84,7 +84,7 @@ def state():
 
 
 def test_100_000_operations_leave_nothing(tally):
-    """Synchronous and not, to each other, in sub-groups, of objects and of DDP, from two threads."""
+    """Synchronous and asynchronous, point to point, in sub-groups, of objects and of DDP, from two threads."""
     what = f"{_OPERATIONS} mixed operations on each of 2 ranks leave no memory, operation or thread behind"
     for _ in tally(1, what):
         with ddp_notebook.start(2, guard=False) as session:
@@ -125,7 +125,7 @@ def _part(session: Any) -> list[dict[str, Any]]:
 
 
 def _nbytes(session: Any) -> int:
-    """What the tables of the recording take, which are bounded."""
+    """Return the size of the recording's tables, which are bounded."""
     recording = session.recording
     return sum(len(recording.store.rings[name]) * dtype.itemsize for name, dtype in TABLES.items())
 

@@ -1,4 +1,4 @@
-"""Programs that reset state of the interpreter, stopped while their cells wait in other ways."""
+"""Programs that reset state of the interpreter, stopped while their cells wait in different ways."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from tests.resets import PROGRAMS, WAITS, reset_stop_and_go_on
 
 pytestmark = pytest.mark.long
-# Only the main thread can undo these, and it is in a sleep that no signal ends. A plain kernel does not hear the stop
-# button either, or ends at it.
+# Only the main thread can undo these resets, and no signal ends its sleep. A plain kernel also ignores the stop button
+# then, or ends.
 _KEEP_A_SLEEP = {
     "signals: all blocked by C",
     "signals: all blocked by another _signal module",

@@ -1,4 +1,4 @@
-"""More and fewer ranks again and again, in a training whose losses are those of one that nobody has disturbed."""
+"""Repeated resizes during a training run whose losses equal those of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.resizing import TRAINING, losses
 pytestmark = pytest.mark.long
 
 _SIZES = (2, 6, 5, 1, 3)  # from 4
-_SHRINK_S, _GROW_S = 0.3, 1.0  # of medians; growing copies 4 M parameters and Adam's state, 96 MB, to each new rank
+_SHRINK_S, _GROW_S = 0.3, 1.0  # medians; growing copies 4 M parameters and Adam's state, 96 MB, to each new rank
 
 
 def test_losses_are_those_of_an_uninterrupted_run(make_session, tally):
@@ -40,7 +40,7 @@ def test_losses_are_those_of_an_uninterrupted_run(make_session, tally):
 
 
 def test_a_hundred_times(make_session, tally):
-    """Whoever leaves, rank 0 among them, and with a client of ipyparallel's."""
+    """Any rank leaves, including rank 0, with and without a client of ipyparallel."""
     session = make_session(2)
     session.run("kept = rank", quiet=True)
     for at in tally(100, "the group works after a resize, whoever has left"):

@@ -1,7 +1,7 @@
-"""A long row of faults in one session while a rank waits by RPC: in every wait a callee dies, raises, does not answer
-until the cell is stopped, or has no thread left.
+"""A long series of faults in one session while a rank waits by RPC.
 
-DDP_NOTEBOOK_SOAK_SEED names the row, DDP_NOTEBOOK_LONG_TIMES a shorter one.
+In every wait a callee dies, raises, does not answer until the cell is stopped, or has no thread left.
+DDP_NOTEBOOK_SOAK_SEED selects the series, DDP_NOTEBOOK_LONG_TIMES shortens it.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _WAITS = {
     "init_rpc": INIT.replace("\n", "; "),
 }
 _STOPPED = "stop", "exhaust"
-_ENDS_RPC = "shutdown", "init_rpc"  # where the other rank does it in its own part of the cell
+_ENDS_RPC = "shutdown", "init_rpc"  # the other rank calls it in its own part of the cell
 _EXHAUST = "rpc.rpc_sync(other, down, args=(60, f'worker{rank}', other))"
 _PAIRS = [(wait, how) for wait in _WAITS for how in ("die", "raise", "stop")] + [("all threads", "exhaust")] * 3
 
 
 def _strike(session, wait: str, how: str, victim: int) -> float:
-    """One fault. Returns what the cell took to its end, less the time until it was stopped."""
+    """Inject one fault. Return the duration of the cell, without the time until it was stopped."""
     is_stopped = how in _STOPPED
     if wait == "init_rpc":
         session.run("rpc.shutdown()", quiet=True, timeout_s=_AGAIN_S)
@@ -76,7 +76,7 @@ def _strike(session, wait: str, how: str, victim: int) -> float:
 
 
 def _goes_on(session, has_died: bool = False) -> float:
-    """The ranks call each other again. Returns after how many seconds."""
+    """Check that the ranks can call each other again. Return the seconds until then."""
     if has_died:
         session.ranks.heal()
     session.run(DEFINITIONS + _FUNCTIONS, quiet=True)
@@ -110,8 +110,10 @@ def test_200_random_faults_in_waits_of_rpc(make_session, tally):
 
 
 def test_calls_work_after_each_of_140_healings(make_session, tally):
-    """A reused number of an agent would be the number of a broken connection. The quick tests start near the last
-    number."""
+    """A reused number of an agent would be the number of a broken connection.
+
+    The quick tests start near the last number.
+    """
     session = make_session(2)
     for n in tally(140, "healings in a row in one session of 2 ranks, each followed by calls between the ranks"):
         victim = n % 2

@@ -1,4 +1,4 @@
-"""Sessions that start and end many times, together, and in great number."""
+"""Sessions that start and end many times, in parallel, and in large numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.long.watching import SUM, WORLD_SIZE, expect_sums, pids_of_ranks, sta
 pytestmark = pytest.mark.long
 
 MANY = 64
-_CONTROLLER_PATIENCE_S = 40.0  # ipyparallel's engines give up after 30 s without a controller, by default
+_CONTROLLER_PATIENCE_S = 40.0  # by default, engines of ipyparallel give up after 30 s without a controller
 _CLIENT_IDS = "import ddp_notebook; print(ddp_notebook.current().client.ids)"
 _PROCESSES = """
 import ddp_notebook
@@ -41,7 +41,7 @@ def test_two_notebooks_start_at_the_same_moment(tally):
 
 
 def _held(**pids: int) -> dict[str, int]:
-    """What processes have of what can leak."""
+    """Return the resources of processes that can leak."""
     held = {}
     for name, pid in pids.items():
         process = psutil.Process(pid)
@@ -53,13 +53,13 @@ def _held(**pids: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("with_client", [False, True], ids=["cells", "cells and session.client"])
 def test_start_and_stop_without_a_leak(make_kernel, tally, with_client):
-    """From the third time on the kernel and its host server hold no more than after the second."""
+    """From the third time on the kernel and its host server hold no more resources than after the second."""
     kernel = make_kernel()
     bound: dict[str, int] = {}
     beside = " with `session.client`" if with_client else ""
     for n in tally(20, f"start and stop in one kernel{beside} leaves no process, thread, file descriptor or directory"):
         start_ranks(kernel)
-        server = int(kernel.run(_PROCESSES).stdout.split()[-1])  # a controller is there once a client was asked for
+        server = int(kernel.run(_PROCESSES).stdout.split()[-1])  # a controller exists after the first use of a client
         expect_sums(kernel.run(SUM))
         if with_client:
             asked = kernel.run("print(ddp_notebook.current().client[:].apply_sync(lambda: 7 * 6))")
@@ -82,7 +82,7 @@ def _wait_until_within(bound: dict[str, int], **pids: int) -> None:
 def test_64_ranks(make_kernel, tally):
     kernel = make_kernel()
     kernel.run("%load_ext ddp_notebook")
-    assert kernel.run(WAIT_UNTIL_WARM).status == "ok"  # the host server and the process that watches it stay
+    assert kernel.run(WAIT_UNTIL_WARM).status == "ok"  # the host server and its watchdog stay
     before = marked_processes()
     for _ in tally(1, f"`%ddp_start {MANY}` works, and stop leaves nothing"):
         reply = kernel.run(f"%ddp_start {MANY}", timeout_s=60)
@@ -106,7 +106,7 @@ def test_cells_long_after_the_controller_was_killed(make_kernel, tally):
         for process in killed:
             process.kill()
         psutil.wait_procs(killed, timeout=5)
-        time.sleep(_CONTROLLER_PATIENCE_S)  # this wait is what is tested
+        time.sleep(_CONTROLLER_PATIENCE_S)  # this wait is tested
         assert pids_of_ranks(kernel) == pids
         expect_sums(kernel.run(SUM))
         assert kernel.run(_CLIENT_IDS).stdout == "[0, 1, 2, 3]\n"
@@ -119,6 +119,6 @@ def test_sigkill_of_the_kernel(tally):
             start_ranks(kernel)
             expect_sums(kernel.run(SUM))
             started = marked_processes() - before
-            assert len(started) > WORLD_SIZE + 1  # ranks, their host server and its watch
+            assert len(started) > WORLD_SIZE + 1  # ranks, their host server and its watchdog
             os.kill(kernel.pid, signal.SIGKILL)
             wait_until(lambda: not (marked_processes() - before), what="processes outlive the kernel")

@@ -1,4 +1,4 @@
-"""Shares of the cores of two hosts when ranks come, go, and move to the other host."""
+"""Shares of the cores of two hosts when ranks join, leave, and move to the other host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 
 def _threads(session) -> list[tuple[str, str]]:
-    """Each rank's host, and how many threads it has."""
+    """Return the host and the number of threads of each rank."""
     result = session.run("torch.get_num_threads()", quiet=True, timeout_s=30)
     return [(row.host, str(result[row.rank].result)) for row in session.status().rows]
 

@@ -29,7 +29,7 @@ from tests.long.test_faults import SEED
 pytestmark = pytest.mark.long
 
 FAULTS = int(os.environ.get("DDP_NOTEBOOK_SOAK_FAULTS", "1000"))
-_MORE_FILES = 6  # of the lasting processes: a cell, or a connection, may be under way
+_MORE_FILES = 6  # of the lasting processes: a cell or a connection may be in progress
 
 
 def _keeper() -> int:
@@ -39,7 +39,7 @@ def _keeper() -> int:
 
 @pytest.fixture
 def temporary(monkeypatch) -> Iterator[Path]:
-    """A temporary folder of this test's own, whose path is short: it holds Unix sockets."""
+    """Set a temporary folder for this test, with a short path because it contains Unix sockets."""
     folder = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -60,7 +60,7 @@ def _targets(folders: tuple[Path, ...], attacker: int) -> dict[str, list[object]
                 elif isinstance(connection.laddr, str) and connection.laddr:
                     sockets.add(connection.laddr)
         except psutil.Error:
-            continue  # it has ended
+            continue  # the process has ended
     files = [str(path) for folder in folders for path in below(folder) if not path.is_dir()]
     return {
         "ports": sorted(ports),
@@ -77,7 +77,7 @@ def _attacker(folders: tuple[Path, ...], marker: Path) -> Iterator[None]:
         yield  # only root can start a process of another user
         return
     command = [sys.executable, str(Path(__file__).with_name("attacker.py")), "65534", str(marker)]
-    env = {**os.environ, "TORCH_CPP_LOG_LEVEL": "FATAL"}  # a store that refuses it writes a page each time
+    env = {**os.environ, "TORCH_CPP_LOG_LEVEL": "FATAL"}  # a store that rejects it logs a page each time
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
     stdin = process.stdin
     assert stdin is not None
@@ -111,7 +111,7 @@ def _attacker(folders: tuple[Path, ...], marker: Path) -> Iterator[None]:
 def test_the_session_goes_on(notebook, keeps, runtime, temporary):  # noqa: F811  # fixtures
     """A fifth of the faults strikes a session that is not kept."""
     marker = temporary / "executed"
-    temporary.chmod(0o777)  # so that the other user could make the marker
+    temporary.chmod(0o777)  # allows the other user to create the marker
     with _attacker((runtime, temporary), marker):
         soak = Soak(notebook, _keeper if keeps else None, SEED)
         try:

@@ -1,4 +1,4 @@
-"""The whole table of processes that are stopped, in plain and in kept sessions."""
+"""The whole table of stopped processes, in plain and in kept sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slow rank is named every time, and no rank is where all are equally fast."""
+"""A slow rank is always detected, and no rank is reported if all are equally fast."""
 
 from __future__ import annotations
 

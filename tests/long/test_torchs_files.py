@@ -1,8 +1,8 @@
-"""torch's own test files of FSDP2, tensor parallel, DTensor and DDP in cells: nothing is said of these right programs.
+"""torch's test files of FSDP2, tensor parallel, DTensor and DDP in cells: correct programs cause no messages.
 
-They are not in torch's wheel: `DDP_NOTEBOOK_TORCH_TESTS` names the folder `test/distributed` of its source, of a
-version near the installed one. What passes on bare ranks is run in a session with everything at its default, and has to
-pass there too, with no mistake told, no hang card, and no fault of ours in the log.
+They are not in torch's wheel: `DDP_NOTEBOOK_TORCH_TESTS` is the folder `test/distributed` of its source, of a version
+near the installed one. Tests that pass on bare ranks also run in a session with all defaults. They must pass there too,
+without a reported mistake, a hang card, or a fault of this package in the log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.long.conftest import Tally
 
 _FOLDER = os.environ.get("DDP_NOTEBOOK_TORCH_TESTS", "")
 _RANKS = int(os.environ.get("DDP_NOTEBOOK_TORCH_TESTS_RANKS", "4"))
-_ALONE = "compile"  # files that are about torch.compile take minutes each
+_ALONE = "compile"  # files about torch.compile take minutes each
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(3600),
@@ -49,7 +49,7 @@ def _on_bare_ranks(file: str) -> dict[str, list[str]]:
 
 
 def _in_a_cell(session: Any, name: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What was wrong with one of the tests; "" if nothing."""
+    """Return the problems of one of the tests; "" if there are none."""
     from ddp_notebook.errors import DDPNotebookError
 
     known = session.check().mistakes
@@ -76,7 +76,7 @@ def test_nothing_is_said_of_torchs_own_tests(file, make_session_alone, tally: Ta
         print(f"\n{file}: {len(names)} of {len(bare)} pass on {_RANKS} bare ranks with CPUs, {skipped} are skipped")
     wrong, session = {}, None
     for n in tally(len(names), f"tests of torch's {file} in cells, and nothing is said of them"):
-        for _ in range(2):  # again in ranks of its own: torch keeps meshes and functions of the tests before
+        for _ in range(2):  # repeat on new ranks: torch keeps meshes and functions of the earlier tests
             if session is None:
                 session = make_session_alone(_RANKS)
                 session.run(f"{_STARTS}\nmodule = torchs_files.load({str(Path(_FOLDER) / file)!r})", quiet=True)

@@ -1,4 +1,4 @@
-"""Large values on their way, and the stop button."""
+"""Transfers of large values, and the stop button."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.long
 
 _MAKE = "%%on_all_ranks\nbig = torch.zeros(125_000_000)\nfrom ddp_notebook.rank.engine import RankEngine"
 _HELD = "%%on_all_ranks\nbulk = RankEngine.instance()._rank.agent.bulk; print('held', len(bulk._held), len(bulk._put))"
-# What is interrupted, and how long after its beginning. Torch is imported before, which cannot be interrupted.
+# Interrupted transfers, and the delay of the interrupt. Torch is imported before, which cannot be interrupted.
 TRANSFERS = {
     "pull": "session.pull('big')",
     "push": "session.push(big=big)",
@@ -23,7 +23,7 @@ TRANSFERS = {
 
 @pytest.fixture(scope="module")
 def kernel():
-    """A notebook with two ranks, and 500 MB in each of them."""
+    """Start a notebook with two ranks, and 500 MB on each of them."""
     kernel = NotebookKernel()
     try:
         start_ranks(kernel, 2)
@@ -52,7 +52,7 @@ def test_interrupting_a_transfer_of_500_mb(kernel, tally, what):
         took_s.append(time.monotonic() - pressed)
         if reply.status == "ok":  # it was faster
             assert n > 3
-            kernel.run("pass")  # the interrupt may come in the next cell
+            kernel.run("pass")  # the interrupt may arrive in the next cell
             continue
         assert reply.ename == "KeyboardInterrupt", reply
         assert took_s[-1] < 1.0, took_s

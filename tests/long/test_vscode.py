@@ -1,4 +1,4 @@
-"""VS Code's stop button, many times in a row. See `tests/test_vscode.py`."""
+"""The stop button of VS Code, many times in a row. See `tests/test_vscode.py`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.test_vscode import CELLS, NEXT, NEXT_OF_CLIENT, SETUP, below, start_c
 
 pytestmark = pytest.mark.long
 TIMES = 50
-AT_ONCE_S = 1.0  # what the stop button may take
+AT_ONCE_S = 1.0  # limit for the stop button
 LOCAL = ["while True: pass", "time.sleep(600)"]
-# By its exit code: of what a command writes just before it ends pexpect loses some where the cores are busy, in IPython
-# alone too (1 of 236 commands).
+# Checked by its exit code: on busy cores, pexpect loses output that a command writes just before it ends, also in plain
+# IPython (1 of 236 commands).
 JOB = (
     "for _ in range(2): train(load(), 0.02)\n!sleep 0.5\n"
     "print('cut' if _exit_code else 'whole')\nprint('ended', train(kept))"
@@ -34,8 +34,10 @@ def kernel(make_kernel) -> NotebookKernel:
 
 
 def test_it_ends_its_cell_and_nothing_else(kernel, tally):
-    """By turns a cell of the ranks is stopped, and a local one beside a cell of the ranks that nobody waits for, at
-    any moment. The next cell often waits in the kernel's queue already."""
+    """Stop alternately a cell of the ranks, and a local cell during an abandoned cell of the ranks, at any moment.
+
+    The next cell is often already queued in the kernel.
+    """
     choice = random.Random(SEED)
     before = kernel.run(NEXT_OF_CLIENT).stdout
     assert before.startswith("True ")
@@ -47,7 +49,7 @@ def test_it_ends_its_cell_and_nothing_else(kernel, tally):
             kernel.wait_for_text("there")
         else:
             message = start_cell(kernel, choice.choice(list(CELLS)))
-        time.sleep(choice.uniform(0.0, 0.6))  # any moment
+        time.sleep(choice.uniform(0.0, 0.6))  # random moment
         queued = _send(kernel, NEXT) if not is_local and choice.random() < 0.5 else ""
         pressed_at = time.monotonic()
         got = kernel.interrupt_in_vscode()

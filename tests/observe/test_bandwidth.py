@@ -1,4 +1,4 @@
-"""Bytes per second, as nccl-tests counts them."""
+"""Bytes per second, counted as in nccl-tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MB = 1_000_000
 
 
 def calls(run: Synthetic, op: str, at_ms: float, ms: float, late_ms: float = 0, **more) -> None:
-    """One collective of all ranks, of which the last one is late; it takes `ms` from then on."""
+    """Add one collective of all ranks. The last rank is late, and the transfer then takes `ms`."""
     for rank in range(run.world_size):
         begin = BEGIN_NS + int((at_ms + (late_ms if rank == run.world_size - 1 else 0)) * MS)
         run.call(rank, op, begin, BEGIN_NS + int((at_ms + late_ms + ms) * MS), **more)
@@ -55,7 +55,7 @@ def test_the_size_is_that_of_the_whole():
     run = Synthetic(4)
     calls(run, "all_gather", 0, 1, nbytes_in=MB, nbytes_out=4 * MB)
     calls(run, "reduce_scatter", 10, 1, nbytes_in=4 * MB, nbytes_out=MB)
-    for rank in range(4):  # the root alone has the whole
+    for rank in range(4):  # only the root has the whole
         run.call(rank, "gather", BEGIN_NS, BEGIN_NS + MS, nbytes_in=MB, nbytes_out=4 * MB if rank == 2 else 0)
 
     assert {(one.op, one.nbytes, one.algorithm_gb_s) for one in bandwidth(run)} == {

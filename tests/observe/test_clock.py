@@ -1,4 +1,4 @@
-"""The offset of a rank's clock, told from round trips: never wrong by more than it says."""
+"""The offset of a rank's clock, estimated from round trips: the error never exceeds its bound."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MS, S = 10**6, 10**9
 
 
 def exchange(clock, at_ns, offset_ns, there_ns, back_ns, **more):
-    """A question that takes `there_ns` and an answer that takes `back_ns`."""
+    """Add a request that takes `there_ns` and a reply that takes `back_ns`."""
     rank_ns = at_ns + there_ns + offset_ns
     clock.add(1, sent_ns=at_ns, rank_ns=rank_ns, received_ns=at_ns + there_ns + back_ns, **more)
 
@@ -49,7 +49,7 @@ def test_an_offset_that_drifts_is_followed():
             exchange(clock, second * S, offset, there, back)
 
             assert abs(clock.offset_ns(1) - offset) <= error_ns_of(clock) + 100
-        # ten minutes later the begin is still known: the clocks have gone apart by up to 30 ms since
+        # ten minutes later the start is still known: the clocks have drifted by up to 30 ms since
         for second in range(0, 600, 7):
             truth = second * S
             of_rank = np.array([truth + begin + round(truth * drift)])
@@ -78,7 +78,7 @@ def test_ranks_of_the_notebooks_host_have_its_clock():
 
 
 def test_a_clock_that_is_said_to_be_the_same_but_is_not_is_estimated():
-    """A container with a time namespace of its own has the host's boot id."""
+    """A container with its own time namespace has the boot id of the host."""
     clock = Clock()
     exchange(clock, 0, 5 * S, MS, MS, same_clock=True)
 

@@ -1,4 +1,4 @@
-"""Pictures say their result in words, show what is in the numbers, and read on a light and on a dark page."""
+"""Pictures state their result in text, show the numbers correctly, and are readable on light and dark pages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 
 def logged(values, name="loss", cell=1, first=0, into=None, is_given=True, unit="step"):
-    """A recording of a metric: by rank what it logged, a value for each step, which the program gave or not."""
+    """Return a recording of a metric: values by rank, one per step. The program passed the steps or not."""
     recording = into or Recording(max(values) + 1)
     for rank, own in values.items():
         rows = np.zeros(len(own), METRIC)
@@ -56,7 +56,7 @@ def words(axes):
 
 
 def bars(axes, meaning):
-    """(x, y, width, height) of the bars with this meaning, by place."""
+    """Return (x, y, width, height) of the bars with this meaning, by position."""
     style = drawing.fill_style(meaning)
     mine = [one for one in axes.patches if one.get_facecolor() == style["facecolor"]]
     mine = [one for one in mine if one.get_hatch() == style["hatch"] and one.get_width() and one.get_height()]
@@ -110,7 +110,7 @@ def test_of_many_ranks_the_range_the_median_and_the_furthest_are_drawn():
 def test_up_to_sixteen_ranks_have_labels_that_do_not_lie_on_each_other():
     figure = figures.loss(logged({rank: [2, 1 + rank / 1000] for rank in range(16)}))
     figure.draw_without_rendering()
-    # Of the text alone: an annotation's own extent holds its line as well.
+    # Use only the text: the extent of an annotation includes its line.
     boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts if text.get_text()]
     extents = sorted((box.y0, box.y1) for box in boxes)
 
@@ -172,7 +172,7 @@ def test_the_metric_that_is_drawn_can_be_chosen():
     assert title(figures.loss(recording)) == "train_loss rises from 1 to 2 in 2 steps"
     figure = figures.loss(recording, "accuracy $")
     assert title(figure) == "accuracy $ stays at 5 for 2 steps"
-    assert figure._repr_png_()  # a dollar does not begin a formula
+    assert figure._repr_png_()  # a dollar does not start a formula
 
 
 def test_a_loss_over_decades_has_a_logarithmic_axis():
@@ -271,7 +271,7 @@ def test_buckets_stand_beside_the_backward():
     )
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert names == ["backward", *(f"layers.{3 - at}.weight  1.0 MB  #{at}" for at in range(4))]
-    # issued every 5 ms; the third one's other ranks come 10 ms later
+    # issued every 5 ms; the other ranks issue the third one 10 ms later
     assert [(x, width) for x, y, width, _ in bars(axes, "hidden") if y > 0.5] == [(5, 2), (10, 2)]
     waited = {round(y + 0.36): (x, width) for x, y, width, _ in bars(axes, "waiting")}
     assert waited == {0: (20, 10), 3: (15, 10), 4: (20, 10)}
@@ -378,7 +378,7 @@ def test_where_there_is_nothing_to_draw_the_error_says_what_to_do(draw, message)
 
 
 def contrast(color, page):
-    """Of WCAG 2.1: 3 for areas and lines, 4.5 for small text on one page; here both pages count."""
+    """Contrast of WCAG 2.1: 3 for areas and lines, 4.5 for small text. Here both pages count."""
     light, dark = sorted((luminance(color), luminance(page)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
@@ -401,7 +401,7 @@ def test_colours_read_on_both_pages(page):
     for fill in (*palette.FILLS.values(), *palette.ACTIONS.values()):
         is_hollow = fill.hatch == "" and fill.edge != "none"
         assert contrast(fill.edge if is_hollow else fill.face, page) > (3.9 if is_hollow else 2), fill
-        if is_hollow:  # where nothing happens the page shows, of either colour
+        if is_hollow:  # the background of the page is visible inside, light or dark
             assert contrast(laid_on(fill.face, page), page) < 1.5, fill
 
 
@@ -422,7 +422,8 @@ def test_a_notebook_shows_a_picture_on_its_own_ground(draw):
     assert image.shape[:2] == (2 * size["height"], 2 * size["width"])
     assert image[0, 0, 3] == 0  # transparent
     inked = image[image[..., 3] > 0.9][:, :3]
-    assert len(inked) > 1000 and not (inked < 0.05).all(axis=1).any()  # no black, which a dark page would swallow
+    # no black, which would be invisible on a dark page
+    assert len(inked) > 1000 and not (inked < 0.05).all(axis=1).any()
 
 
 LAZY = """
@@ -443,7 +444,7 @@ def test_matplotlib_is_imported_at_the_first_picture_and_pyplot_never():
     assert done.stdout.split() == ["True", "False", "False"]
 
 
-# Names that users choose: markup, formulas, templates, patterns, paths, control characters, half a character.
+# Names that users may choose: markup, formulas, templates, patterns, paths, control characters, half a character.
 NAMES = [
     "a $x_$ $y",
     "</script><!-- </title>",

@@ -1,4 +1,4 @@
-"""A recording survives its file; what is no recording is told in words."""
+"""A recording is preserved in its file, and errors explain files that are not recordings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ S = 10**9
 
 
 def full():
-    """A recording with something in every table."""
+    """Return a recording with rows in every table."""
     recording = Recording(3)
     for rank in range(3):
         for stream in (1, 2):
@@ -102,7 +102,7 @@ def test_files_of_ranks_without_a_notebook(tmp_path):
     more = Rank(2, stream=99)
     with (tmp_path / "rank2.ddp").open("ab") as file:
         file.write(encode(more.batch(more.call("barrier"), dropped=4)))
-        file.write(encode(more.batch(more.call("barrier")))[:-5])  # ended while it wrote
+        file.write(encode(more.batch(more.call("barrier")))[:-5])  # the process ended while writing
     recording = load(tmp_path)
 
     assert recording.world_size == 3
@@ -123,7 +123,7 @@ def test_cells_keep_their_names(tmp_path):
 
     assert [label_of(again, cell) for cell in range(5)] == [
         "script",
-        "In [6] (cell 1)",  # the notebook's kernel was restarted before the other one
+        "In [6] (cell 1)",  # the notebook kernel was restarted before the other cell
         "In [8]",
         "In [6] (cell 3)",
         "cell 4",
@@ -153,7 +153,7 @@ def test_all_that_files_hold_is_kept(tmp_path, monkeypatch):
 
 
 def changed(path, **arrays):
-    """A copy of a saved recording with other arrays."""
+    """Return a copy of a saved recording with some changed arrays."""
     with np.load(path) as saved:
         parts = {name: saved[name] for name in saved.files} | arrays
     out = path.with_name("changed.npz")

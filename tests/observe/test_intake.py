@@ -1,4 +1,4 @@
-"""Batches come in behind the wire's back, and what must be dropped is counted."""
+"""Batches are received in a separate thread, and dropped ones are counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.observe.batches import Rank
 
 
 class Gate(Recording):
-    """A recording that takes nothing in before it is opened."""
+    """A recording that blocks until it is opened."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__(world_size)
@@ -54,7 +54,7 @@ def test_what_is_too_much_is_dropped_from_the_front_and_counted():
     with closing(Intake(recording, most_bytes=5000)) as intake:
         intake.put(0, first)
         assert recording.reached.wait(10)
-        for number in range(100):  # each with a text that only it tells
+        for number in range(100):  # each with a text of its own
             data = encode(rank.batch(rank.call("send", site=f"cell line {number}"), rank.values(number, 0, [1.0])))
             intake.put(0, data)
             assert intake._nbytes <= 5000
@@ -151,7 +151,7 @@ def test_flush_waits_for_what_is_left_of_dropped_batches():
         intake.put(0, encode(rank.batch(rank.call())))
         assert recording.reached.wait(10)
         intake.put(0, encode(rank.batch(rank.call())))
-        intake.put(0, encode(rank.batch(rank.call())))  # drops the one before
+        intake.put(0, encode(rank.batch(rank.call())))  # drops the previous one
         recording.opened.set()
         assert recording.reached_dropped.wait(10)
         assert not intake.flush(0.05)

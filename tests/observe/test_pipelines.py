@@ -1,4 +1,4 @@
-"""What a pipeline's schedule would be without messages, and which steps are told."""
+"""The schedule of a pipeline without messages, and the steps that are reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def one_f_one_b(stages: int, microbatches: int) -> dict[int, list[tuple[str, int
 @pytest.mark.parametrize("make", [gpipe, one_f_one_b])
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (2, 2), (4, 4), (4, 8), (3, 16), (8, 8)])
 def test_the_ideal_bubble_is_that_of_the_literature(make, stages, microbatches):
-    """(p - 1) / (m + p - 1) for GPipe and 1F1B alike, where all stages take the same time.
+    """(p - 1) / (m + p - 1) for both GPipe and 1F1B, if all stages take the same time.
 
     Source: https://arxiv.org/abs/2104.04473, section 2.2.1 (as a share of the whole time, not of the ideal one).
     """
@@ -52,10 +52,10 @@ def test_orders_that_wait_for_each_other_end():
 
 
 def run(steps: int = 3, late_ns: int = 0, lost: int = 0, name: str = "ScheduleGPipe") -> Synthetic:
-    """GPipe on two ranks with two microbatches, each action 10 ms and each message `late_ns`.
+    """GPipe on two ranks with two microbatches; each action takes 10 ms and each message `late_ns`.
 
     Args:
-        lost: rows of rank 1 that were dropped, the oldest.
+        lost: Number of the oldest rows of rank 1 that were dropped.
     """
     found = Synthetic(world_size=2)
     begins = {(_F, 0): 0, (_F, 1): 10, (_B, 0): 40, (_B, 1): 50}
@@ -82,7 +82,7 @@ def test_steps_are_brought_together_and_what_is_not_whole_is_left_out():
     found = pipelines(run(steps=3))
     assert [(one.step, one.ranks, len(one.actions)) for one in found] == [(step, (0, 1), 8) for step in range(3)]
     assert [one.step for one in pipelines(run(steps=3, lost=2))] == [1, 2]  # the first one lacks actions
-    assert [one.step for one in pipelines(run(steps=3, lost=5))] == [1, 2]  # and is not there on rank 1
+    assert [one.step for one in pipelines(run(steps=3, lost=5))] == [1, 2]  # and does not exist on rank 1
     assert [one.step for one in pipelines(run(steps=3), last=1)] == [2]
     assert pipelines(run(), cell=4) == []
 

@@ -1,4 +1,4 @@
-"""What torch.profiler has seen on a rank stands in the same trace, at the right time."""
+"""The torch.profiler data of a rank is in the same trace, at the right time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OFFSETS = {rank: EPOCH_NS - BEGIN_NS for rank in range(4)}
 
 
 def event(name, at_ms, lasts_ms, pid=4711, tid=4711, **more):
-    """A slice as Kineto writes it; the time is since the run began."""
+    """Return a slice in the format of Kineto; the time is relative to the start of the run."""
     ts = (EPOCH_NS - BASE_NS) / 1000 + at_ms * 1000
     return {"ph": "X", "cat": "cpu_op", "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": lasts_ms * 1000} | more
 
@@ -35,7 +35,7 @@ def named(what, pid, tid, **args):
 
 
 def profile():
-    """Of a rank with a GPU: an operator, the kernel that it started, and marks of the profiler's own."""
+    """Return the profile of a rank with a GPU: an operator, its kernel, and marks of the profiler."""
     launch, kernel = event("cudaLaunchKernel", 2.5, 0.5), event("gemm", 4, 2, pid=0, tid=7, cat="kernel")
     return {
         "schemaVersion": 1,
@@ -82,7 +82,7 @@ def test_its_slices_stand_in_the_ranks_process_at_their_time():
 
 
 def test_profiles_of_several_ranks_are_kept_apart():
-    events = merged({0: profile(), 3: profile()})  # the same numbers of processes, threads and arrows in both
+    events = merged({0: profile(), 3: profile()})  # both have the same numbers of processes, threads and arrows
 
     assert [len(slices(events, "profiler: GPU 0 stream 7", rank)) for rank in range(4)] == [1, 0, 0, 1]
     assert [{point["pid"] for point in points} for points in arrows(events, "ac2g")] == [{0}, {3}]
@@ -100,7 +100,7 @@ def test_a_profile_can_begin_before_the_recording():
 def test_what_does_not_fit_a_viewer_is_put_right():
     odd = profile()
     odd["traceEvents"] += [
-        event("across", 3.5, 9),  # overlaps aten::mm in part
+        event("across", 3.5, 9),  # partly overlaps aten::mm
         event("backwards", 30, -1),
         arrow("s", event("", 2, 0), id=10),  # its other end was not profiled
         arrow("f", event("", 70, 0), id=11, bp="e"),
@@ -120,7 +120,7 @@ def test_an_old_profile_has_times_of_the_epoch():
         one["ts"] += BASE_NS / 1000
 
     (kernel,) = slices(merged({0: old}), "profiler: GPU 0 stream 7")
-    assert kernel["ts"] == pytest.approx(4000, abs=0.5)  # of which a float has no more digits
+    assert kernel["ts"] == pytest.approx(4000, abs=0.5)  # the precision of a float
 
 
 def test_a_profile_may_be_a_file_and_is_left_as_it_is(tmp_path):

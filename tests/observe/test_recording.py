@@ -1,4 +1,4 @@
-"""What ranks have sent can be asked for, in words and on one clock."""
+"""Recorded data can be queried, as text and on one clock."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_rows_keep_the_clock_that_their_rank_had(tmp_path):
         for rank, issue_ns in zip(ranks, issued_ns, strict=True):
             recording.feed(rank.batch(rank.call(issue_ns=issue_ns)))
 
-    for second in (1, 2):  # the older ones go when others come
+    for second in (1, 2):  # older ones are dropped when others arrive
         feed(second * S, (second + 100) * S)
     recording.clock.add(1, sent_ns=2 * S, rank_ns=102 * S, received_ns=2 * S)
     recording._part_from_clock(1)

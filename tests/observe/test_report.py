@@ -1,4 +1,4 @@
-"""A training cell in figures and words."""
+"""Reports of a training cell in numbers and text."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_what_no_rank_came_late_for_is_the_networks(hosts, clock_error_ns, verdi
 
 
 def test_the_network_is_not_blamed_for_what_stays_on_a_host():
-    """Each host averages among its own ranks; a barrier now and then joins them."""
+    """Each host averages over its own ranks; an occasional barrier joins them."""
     run = simulate(world_size=2, transfer_ms=20, is_ddp=False, buckets=1)
     run.world_size, run.clock_errors_ns, run.hosts = 3, [0] * 3, ("gpu1", "gpu1", "gpu2")
     for rank in range(3):
@@ -194,7 +194,7 @@ def test_the_verdict_and_what_to_try_follow_from_the_numbers(run, verdict, advic
 
 
 def one_cell(*trainings: dict[str, Any]) -> Synthetic:
-    """Of two ranks that train several times in it."""
+    """Return a cell in which two ranks train several times."""
     run = Synthetic(2)
     for training in trainings:
         options: dict[str, Any] = {"world_size": 2, "noise_ms": 0.3, "extra_ms": 40, "phase": "between"}
@@ -271,7 +271,7 @@ def test_the_picture_of_the_steps_says_the_same(trainings):
 
 
 def test_what_a_slow_rank_costs_is_a_part_of_the_step():
-    """Most of its steps are slow, so that their median lasts longer than the mean step."""
+    """Most of its steps are slow, so their median is longer than the mean step."""
     found = report(one_cell({"steps": 12}, {"slow": 0, "extra_ms": 400, "steps": 24}))
 
     assert found.straggler is not None and found.overall is not None
@@ -293,7 +293,7 @@ def test_all_sentences_on_a_slow_rank_have_the_same_number(seed):
 
 
 def test_samples_per_second_of_the_ranks_add_up_as_they_are_written():
-    """13.8 and not 3, 3, 4, 3 under 14."""
+    """13.8 and not 3, 3, 4, 3 with a total of 14."""
     for samples, step_ms in ((3, 1000), (4, 1150), (100, 100), (1, 9000)):
         lines = str(report(simulate(samples=samples, forward_ms=step_ms / 2, backward_ms=step_ms / 2))).splitlines()
         first = next(at for at, line in enumerate(lines) if line.startswith("rank  step ms"))
@@ -323,7 +323,7 @@ def test_one_step_with_a_pause_changes_nothing():
 def test_gradients_that_are_copied_out_of_their_buckets_are_noticed():
     run = simulate(steps=12)
     spans = run.rows("span")
-    for at in range(len(spans)):  # each backward ends 4 ms later, and what follows it too
+    for at in range(len(spans)):  # each backward ends 4 ms later, and everything after it too
         after = (spans["start_ns"] >= spans["end_ns"][at]) & (spans["rank"] == spans["rank"][at])
         if spans["kind"][at] == 2:
             calls = run.rows("call")
@@ -362,7 +362,7 @@ def test_pinned_memory_is_for_gpus():
 def test_memory_that_each_step_takes_anew_is_noticed(what, faults_of_seconds, more, is_told):
     run = simulate(world_size=2, steps=150)
     faults = 10**8 if any(faults_of_seconds) else 0
-    for second, of_second in enumerate([10**7, *faults_of_seconds], -1):  # first while the model was made
+    for second, of_second in enumerate([10**7, *faults_of_seconds], -1):  # first while the model was created
         faults += of_second
         grown = {name: second * value for name, value in more.items()}
         row = {"gpu_allocated_bytes": -1, "page_faults": faults * (what != "not counted"), **grown}
@@ -564,7 +564,7 @@ def test_it_is_quick_and_never_keeps_other_threads_of_the_kernel_waiting():
 
 
 def test_a_later_cell_without_an_optimizer_step_is_named():
-    """Its reader expects the report of the last training loop."""
+    """The user expects the report of the last training loop."""
     run = simulate(cell=1)
     run.prompts[3] = "In [8]"
     at_ns = int(run.rows("span")["end_ns"].max())

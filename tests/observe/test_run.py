@@ -1,4 +1,4 @@
-"""The numbers of a training run are the same wherever they are shown."""
+"""The numbers of a training run are the same in all outputs."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ def test_without_steps_there_is_no_run():
 
 
 def paused(cell: str = "In [6]") -> Synthetic:
-    """Two epochs of ten steps of 20 ms. An evaluation of 100 ms and a checkpoint of 50 ms follow each epoch.
+    """Return two epochs of ten steps of 20 ms. An evaluation of 100 ms and a checkpoint of 50 ms follow each epoch.
 
     Args:
-        cell: its prompt; "": a script, which has no cell.
+        cell: Prompt of the cell; "" for a script, which has no cell.
     """
     run, now = Synthetic(1), 0.0
 
@@ -141,7 +141,8 @@ def test_evaluation_and_checkpoints_belong_to_no_step():
 
 
 def of_few_starts() -> Synthetic:
-    """Four epochs of 32 steps of 10 ms; workers start in the first step of each for 300 ms, the last one ends later."""
+    """Return four epochs of 32 steps of 10 ms. Workers start for 300 ms in the first step of each; the last end is
+    later."""
     run, now = Synthetic(1), 0
     for _ in range(4):
         for batch in range(32):
@@ -201,7 +202,7 @@ def test_workers_that_take_no_time_outside_of_steps_are_not_listed():
 
 
 def test_one_epoch_is_not_told_to_keep_its_workers():
-    """They would start once anyway."""
+    """A single epoch starts its workers once in any case."""
     run, more = Synthetic(1), of_few_starts()
     end = BEGIN_NS + 640 * MS
     for row in more._rows["span"]:
@@ -231,7 +232,7 @@ EVALUATIONS = {
 
 
 def run_of_words(words: str, repeats: int = 1) -> Synthetic:
-    """One rank whose cell has these spans one after the other: what it does, the name and the time in ms."""
+    """Return a run of one rank whose cell has these sequential spans: kind, name and time in ms."""
     run, now = Synthetic(1), BEGIN_NS
     for one in (words.split(", ")) * repeats:
         what, *name, lasts = one.split()
@@ -251,7 +252,7 @@ def run_of_words(words: str, repeats: int = 1) -> Synthetic:
 def test_forwards_of_an_evaluation_are_in_no_step(evaluation, where):
     pause, epoch = ", ".join([evaluation] * 3 + ["save Net 20"]), ", ".join([STEP] * 8)
     words = {
-        "between": ", ".join([epoch, pause] * 3),  # the last one comes after the last step
+        "between": ", ".join([epoch, pause] * 3),  # the last pause comes after the last step
         "before": ", ".join([pause, epoch, pause, epoch]),
         "middle": ", ".join([STEP, STEP, STEP, pause, epoch, pause, STEP]),
     }[where]
@@ -296,7 +297,7 @@ def test_forwards_without_gradients_that_belong_to_the_step_are_in_it(words, las
 
 
 def test_an_evaluation_whose_forwards_are_not_recorded_is_in_no_step():
-    """As of `model.module`, which is in no DDP: only its batches are seen."""
+    """For `model.module` without DDP, only the batches are recorded."""
     run = run_of_words(", ".join([*[STEP] * 8, *["load Test 3, wait 7"] * 4]), repeats=3)
     assert {step.duration_ns // MS for step in steps(run)} == {15}
 

@@ -1,4 +1,4 @@
-"""Recordings that earlier versions have saved can still be read."""
+"""Recordings saved by earlier versions can still be read."""
 
 from __future__ import annotations
 

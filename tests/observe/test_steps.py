@@ -1,4 +1,4 @@
-"""What the time of a step went into."""
+"""Parts of the time of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.observe.synthetic import BEGIN_NS, MODEL, MS, Synthetic, simulate
 
 
 def check_sums(found: list[Step]) -> None:
-    """The parts of each step add up to it, and none is negative."""
+    """Check that the parts of each step add up to it, and that none is negative."""
     for step in found:
         parts = (
             step.input_ns,
@@ -30,7 +30,7 @@ def check_sums(found: list[Step]) -> None:
 
 
 def spans_of(run: Synthetic, *spans: tuple[str, float, float], rank: int = 0, **more) -> None:
-    """Spans by kind, begin and end in ms. The number of an optimizer may follow its kind: "optimizer 2"."""
+    """Add spans by kind, start and end in ms. The number of an optimizer may follow its kind: "optimizer 2"."""
     for kind, begin, end in spans:
         run.span(rank, kind.split()[0], kind, int(BEGIN_NS + begin * MS), int(BEGIN_NS + end * MS), **more)
 
@@ -50,7 +50,7 @@ def test_each_part_is_what_was_simulated(is_ddp, phase, extra_ms, noise_ms, micr
     assert [(step.rank, step.step) for step in found] == [(rank, step) for rank in range(4) for step in range(8)]
     for step in found:
         truth = run.truth[step.rank, step.step]
-        # Buckets wait one after the other: while an earlier one is on its way the last one may be waited for.
+        # Buckets wait one after the other: the rank may wait for the last one during the transfer of an earlier one.
         assert step.waiting_ns + step.exposed_ns == truth["waiting"] + truth["exposed"]
         assert step.waiting_ns == pytest.approx(truth["waiting"], abs=2)
         assert step.compute_ns == truth["forward"] + truth["backward"]
@@ -133,7 +133,8 @@ def test_a_critic_steps_several_times_for_one_of_its_generator():
 
 
 def test_an_optimizer_inside_another_one_is_the_same_step():
-    """`ZeroRedundancyOptimizer` steps its own; its broadcasts are exposed, and no part of the optimizer."""
+    """`ZeroRedundancyOptimizer` steps its inner optimizer; its broadcasts are exposed, and not a part of the
+    optimizer."""
     run = Synthetic(2)
     for rank in (0, 1):
         for at in (0, 50, 100):
@@ -175,7 +176,7 @@ def test_steps_of_threads_that_follow_each_other_are_those_of_one(is_ddp):
 
 
 def test_steps_of_threads_at_the_same_time_all_count():
-    """A step inside another thread's is not one around another; optimizers take turns in a thread only."""
+    """A step inside a step of another thread is not nested. Optimizers alternate only within a thread."""
     run = Synthetic(1)
     spans_of(run, ("optimizer", 0, 20), ("optimizer", 30, 40), thread=1)
     spans_of(run, ("optimizer 2", 5, 10), ("optimizer 2", 25, 35), ("optimizer 2", 36, 39), thread=2)
@@ -203,7 +204,7 @@ def test_what_a_caller_waits_for_later_is_hidden_until_then():
     run = Synthetic(2)
     for rank in (0, 1):
         spans_of(run, ("forward", 0, 20), ("optimizer", 30, 40), rank=rank)
-        # issued at 5 and waited for from 20 until 28; the other rank came at 9
+        # issued at 5 ms and waited for from 20 to 28 ms; the other rank arrived at 9 ms
         begin = BEGIN_NS + (5, 9)[rank] * MS
         run.call(rank, "all_reduce", begin, BEGIN_NS + 28 * MS, is_async=True, blocked_ns=8 * MS)
 
@@ -229,7 +230,7 @@ def test_a_receive_waits_for_its_sender():
 
 
 def test_ddp_waits_at_once_for_what_it_sends_outside_a_backward():
-    """Buffers, at the start of a forward: in C++, where nobody sees it."""
+    """Buffers at the start of a forward, sent by C++ code that is not observable."""
     run = Synthetic(2)
     for rank in (0, 1):
         spans_of(run, ("forward", 0, 20), ("optimizer", 20, 22), rank=rank)
@@ -262,8 +263,10 @@ def test_the_real_recording_gives_the_same():
 
 
 def with_remote_calls() -> Synthetic:
-    """Two steps of 100 ms on rank 0: it waits 50 ms for futures, during 20 of which it executes calls of rank 1, and
-    20 ms in an `rpc_sync`."""
+    """Return two steps of 100 ms on rank 0.
+
+    It waits 50 ms for futures, during 20 of which it executes calls of rank 1, and 20 ms in an `rpc_sync`.
+    """
     run = Synthetic(2)
     for at in (0, 100):
         spans_of(run, ("future", at, at + 50), ("backward", at + 70, at + 80), ("optimizer", at + 80, at + 100))

@@ -1,4 +1,4 @@
-"""A trace is one that Perfetto can read, and shows what the ranks did."""
+"""Traces are readable by Perfetto, and show the actions of the ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fed(run, clock=None):
         {},
         {"world_size": 1, "steps": 2},
         {"slow": 2, "phase": "backward", "extra_ms": 20, "noise_ms": 3, "clock_error_ns": 200_000},
-        {"transfer_ms": 15},  # each bucket is under way while the next ones are
+        {"transfer_ms": 15},  # each bucket is under way during the next ones
         {"is_ddp": False, "has_optimizer": False},
         {"micro_steps": 3},
         {"world_size": 64, "steps": 3, "noise_ms": 1},
@@ -84,7 +84,7 @@ def test_collectives_that_overlap_lie_on_tracks_of_their_own():
         "all_reduce (bucket 0)": ALL,
         "all_reduce (bucket 1)": f"{ALL} (2)",
         "all_reduce (bucket 2)": f"{ALL} (3)",
-        "all_reduce (bucket 3)": ALL,  # bucket 0 is through by then
+        "all_reduce (bucket 3)": ALL,  # bucket 0 has finished by then
     }
 
 
@@ -132,14 +132,14 @@ def test_times_are_microseconds_since_the_first_event():
     trace = chrome_trace(simulate(world_size=1, steps=1))
 
     forward = next(e for e in check(trace) if e["name"] == "forward")
-    assert (forward["ts"], forward["dur"]) == (1500.0, 10_000.0)  # behind 1 ms of input and 0.5 ms between
+    assert (forward["ts"], forward["dur"]) == (1500.0, 10_000.0)  # after 1 ms of input and 0.5 ms in between
     assert trace["otherData"]["begin_ns"] == BEGIN_NS
 
 
 def test_ranks_stand_on_the_notebooks_clock_and_say_how_well_it_is_known():
     run = simulate(world_size=2, steps=2)
     clock = Clock()
-    for rank, offset_ns in enumerate((0, 3_000_000_000)):  # rank 1's clock is 3 s ahead
+    for rank, offset_ns in enumerate((0, 3_000_000_000)):  # the clock of rank 1 is 3 s ahead
         clock.add(rank, BEGIN_NS, BEGIN_NS + 10_000 + offset_ns, BEGIN_NS + 20_000)
     batches = run.batches()
     for table, columns in {"span": ["start_ns", "end_ns"], "call": ["issue_ns", "end_ns"]}.items():
@@ -192,7 +192,7 @@ def test_no_arrow_points_back_in_time():
     run = Synthetic(2)
     run.call(1, "recv", BEGIN_NS, BEGIN_NS + 4 * MS, peer=0)  # waits for the send
     run.call(0, "send", BEGIN_NS + 3 * MS, BEGIN_NS + 4 * MS, peer=1)
-    run.call(1, "recv", BEGIN_NS + 5 * MS, BEGIN_NS + 6 * MS, peer=0)  # over before the send: clocks are wrong
+    run.call(1, "recv", BEGIN_NS + 5 * MS, BEGIN_NS + 6 * MS, peer=0)  # ends before the send: the clocks are wrong
     run.call(0, "send", BEGIN_NS + 7 * MS, BEGIN_NS + 8 * MS, peer=1)
     events = trace_of(run)
 
@@ -257,7 +257,8 @@ def test_metrics_and_resources_are_curves():
 
 def test_a_thread_of_the_users_own_has_a_track_of_its_own():
     run = simulate(world_size=1, steps=1)
-    run.span(0, "input", "DataLoader", BEGIN_NS + MS // 2, BEGIN_NS + 3 * MS, thread=1)  # overlaps the step's in part
+    # partly overlaps that of the step
+    run.span(0, "input", "DataLoader", BEGIN_NS + MS // 2, BEGIN_NS + 3 * MS, thread=1)
     events = trace_of(run)
 
     assert [e["name"] for e in slices(events, f"{PHASES}: thread 1")] == ["input"]

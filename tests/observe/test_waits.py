@@ -1,4 +1,4 @@
-"""Who waited for whom, and who is named as the slow rank."""
+"""Waits between ranks, and detection of the slow rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PHASES = ("input", "forward", "backward", "optimizer", "between")
 
 
 def three_arrivals(**more) -> Synthetic:
-    """Ranks come to one all-reduce at 0, 4 and 10 ms; it is through at 13 ms."""
+    """Let ranks arrive at one all-reduce at 0, 4 and 10 ms; it finishes at 13 ms."""
     run = Synthetic(3)
     for rank, at in enumerate((0, 4, 10)):
         run.call(rank, "all_reduce", BEGIN_NS + at * MS, BEGIN_NS + 13 * MS, nbytes=4000, **more)
@@ -39,7 +39,7 @@ def test_a_rank_waits_from_its_arrival_until_the_last_one_has_come():
 
 
 def test_nobody_waits_longer_than_its_own_call_lasts():
-    """The source of a broadcast goes on before the last one has come."""
+    """The source of a broadcast continues before the last rank has arrived."""
     run = Synthetic(2)
     run.call(0, "broadcast", BEGIN_NS, BEGIN_NS + 2 * MS)
     run.call(1, "broadcast", BEGIN_NS + 50 * MS, BEGIN_NS + 51 * MS)
@@ -141,7 +141,7 @@ def test_messages_match_by_their_two_ends_and_tag():
 
 
 def test_one_number_for_several_keys_has_their_order():
-    """Also where the keys are so far apart that their product fits in no number."""
+    """Also if the keys differ so much that their product exceeds any integer type."""
     chance = np.random.default_rng(1)
     for most in (3, 1 << 20, 1 << 40, 1 << 62):
         keys = tuple(chance.integers(-most, most, 500) for _ in range(4))
@@ -212,12 +212,12 @@ def test_the_evidence_is_in_the_answer():
 @pytest.mark.parametrize(
     "thin",
     [
-        {"steps": 6},  # the first two are not looked at
+        {"steps": 6},  # the first two are ignored
         {"extra_ms": 1.5},  # less than 5 % of a step
         {"extra_ms": 0.5, "forward_ms": 1, "backward_ms": 1, "transfer_ms": 0.1},  # less than 1 ms
-        {"extra_ms": 5},  # 18 steps: a passing process slows a rank for that long
+        {"extra_ms": 5},  # 18 steps: another process can slow down a rank for that long
         {"world_size": 1, "slow": 0},
-        {"world_size": 2, "steps": 8},  # one of two ranks is last six times in a row by chance
+        {"world_size": 2, "steps": 8},  # by chance, one of two ranks is last six times in a row
     ],
     ids=str,
 )
@@ -234,7 +234,7 @@ def test_what_is_lost_in_many_steps_is_named_though_each_loses_little():
 def test_two_ranks_that_are_equally_slow_are_no_straggler():
     run = simulate(slow=2, phase="forward", extra_ms=50, into=None)
     calls, spans = run.rows("call"), run.rows("span")
-    for rows in (calls, spans):  # rank 3 does what rank 2 does
+    for rows in (calls, spans):  # rank 3 does the same as rank 2
         copied = rows[rows["rank"] == 2].copy()
         copied["rank"] = 3
         rows[rows["rank"] == 3] = copied

@@ -1,4 +1,5 @@
-"""Blocks that the user has named by `torch.profiler.record_function`: recorded, and in torch's profiles as ever."""
+"""Blocks that the user has named by `torch.profiler.record_function`: in the recording, and unchanged in torch's
+profiles."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from ddp_notebook.records.schema import SPANS
 
 
 def blocks_of(session: Any, code: str) -> list[list[str]]:
-    """Run a cell. The names of the blocks that each rank has recorded in it, by their end."""
+    """Run a cell. Return the names of the recorded blocks of each rank, by their end."""
     session.run(code, quiet=True)
     spans = session.recording.rows("span")
     spans = spans[(spans["cell"] == spans["cell"].max()) & (spans["kind"] == SPANS.index("block"))]

@@ -1,4 +1,4 @@
-"""Every form of calling `torch.distributed`, as the recording has it."""
+"""Recording of every way to call `torch.distributed`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.test_groups import stop_in
 
 @pytest.fixture(scope="module")
 def session(waiting_host_server) -> Iterator[Any]:
-    """Two ranks without the guard, whose own comparisons the profiler would see too."""
+    """Start two ranks without the guard, whose comparisons the profiler would record too."""
     waiting_host_server()
     with api.start(2, guard=False) as running:
         running.run(forms.SET_UP, quiet=True)
@@ -33,7 +33,7 @@ def test_every_form_of_a_call(session, in_thread):
             assert [forms.row_of(one) for one in mine] == form.of(rank), f"rank {rank}: {form.line}"
             for one in mine:
                 assert one.state == "done" and one.end_ns is not None and one.end_ns > one.issue_ns, one
-                assert one.blocked_ns > 0 or one.origin == "functional", one  # which may be over when it is used
+                assert one.blocked_ns > 0 or one.origin == "functional", one  # it may be finished when it is used
                 assert one.ranks == ((rank,) if one.group.startswith("only") else (0, 1)), one
         assert len(found) == sum(len(form.of(rank)) for form in forms.FORMS), "all of them have their line"
         rows = recording.collectives(cell=cell, rank=rank).rows
@@ -57,7 +57,7 @@ def test_the_profiler_has_seen_the_same(session):
     expect_agreement(look)
 
 
-# What is waited for, and in how many operations.
+# Calls that wait, and the number of their operations.
 WAITS = {
     "dist.all_reduce(x)": "all_reduce",
     "dist.all_reduce(x, async_op=True).wait()": "all_reduce",
@@ -76,14 +76,14 @@ WAITS = {line: op for line, op in WAITS.items() if forms.is_there(line)}
 
 
 def test_a_wait_in_cpp_that_is_stopped_has_its_row(session):
-    """The stop is noticed in the middle of our own code around it."""
+    """The interrupt arrives in our own code around the wait."""
     stop_in(session, "if rank == 0: dist.monitored_barrier()")
     (last,) = operations(session.recording, cell_of_last(session), 0)
     assert (last.op, last.state) == ("monitored_barrier", "failed")
 
 
 def test_how_long_a_caller_was_blocked(session):
-    """Rank 1 comes 100 ms late to each."""
+    """Rank 1 calls each of them 100 ms late."""
     lines = [f"dist.barrier(pair); time.sleep(0.1 * rank)\n{line}" for line in WAITS]
     session.run("import time\nx = torch.ones(4)\n" + "\n".join(lines), quiet=True)
     recording, cell = session.recording, cell_of_last(session)

@@ -1,4 +1,4 @@
-"""What the user logs and watches, how much is recorded, a training on one rank alone, and the magics for all that."""
+"""Logged and watched values, the recording level, training on a single rank, and their magics."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def step(x):
 
 
 def units_of_last_cell(session: Any) -> dict[str, str]:
-    """What the steps of each metric of the last cell count."""
+    """Return the units of the steps for each metric of the last cell."""
     cell = int(session.recording.rows("span")["cell"].max())
     return {name: metric.unit_of(cell) for name, metric in session.recording.metrics_of(cell).items()}
 
@@ -58,7 +58,7 @@ def ranks(session) -> Any:
 
 
 def metrics_of(session: Any, code: str, **record: Any) -> dict[str, list[tuple[list[int], list[float]]]]:
-    """Run a cell. What it has logged: by name, for each rank the steps and the values."""
+    """Run a cell. Return the logged steps and values of each rank, by name."""
     before = {name: len(metric.values) for name, metric in session.recording.metrics.items()}
     session.run(code, quiet=True, record=what_to_record(**record))
     found: dict[str, list[tuple[list[int], list[float]]]] = {}
@@ -157,7 +157,7 @@ _PLACES = {
 @pytest.mark.parametrize("wrapper", ["DistributedDataParallel", "(lambda model: model)"])
 @pytest.mark.parametrize("place", _PLACES)
 def test_a_value_belongs_to_the_step_that_it_was_logged_in(ranks, place, wrapper):
-    """Wherever in its loop a program logs, the number is that of the step's bar in the monitor, and of its loop."""
+    """At any place in a loop, a logged value has the step number of the bar in the monitor, and of its loop."""
     lines = _PLACES[place].format(log="log(loss=float(n))").splitlines()
     code = f"""
 from torch.nn.parallel import DistributedDataParallel
@@ -218,7 +218,8 @@ for n in range(6):
 
 
 def test_each_step_of_several_optimizers_counts(ranks):
-    """The first turn of a GAN looks like steps of one optimizer, so the number of turns is not known in time."""
+    """The first iteration of a GAN looks like steps of one optimizer, so the number of steps per iteration is not
+    known."""
     code = (
         _MODEL
         + """
@@ -283,7 +284,7 @@ for thread in threads: thread.join()
 
 @pytest.fixture
 def logging_loop(monkeypatch):
-    """A loop of `log` without a rank: calls it so often. Returns how many were passed on and dropped, and seconds."""
+    """Run a loop of `log` without a rank. Return the numbers of sent and dropped values, and the seconds."""
     passed_on = [0]
 
     class Maker:
@@ -321,7 +322,7 @@ def test_a_loop_that_only_logs_waits_for_the_recorder(logging_loop):
 
 
 def test_large_records_displace_no_numbers_that_were_logged_before():
-    """A loop has logged much, and the training loop of the next cell begins before all of it is taken."""
+    """A loop has logged many values, and the training loop of the next cell starts before all are sent."""
     event_buffer = EventBuffer({})
     metrics = MetricLogger(event_buffer, SimpleNamespace(on_step=[], has_several_optimizers=False), {})  # type: ignore[arg-type]
     for number in range(5_000):
@@ -378,7 +379,7 @@ train(3)
 
 def test_watch_reads_the_cells_variables_after_each_step(ranks):
     found = metrics_of(ranks, _GLOBALS, watch="acc,loss,word,several,unknown")
-    # `loss` is assigned behind the step that has made it: what is read is the one before.
+    # `loss` is assigned after its step, so the value of the previous step is read.
     assert found["acc"] == [([0, 1, 2], [0.0, 1.0, 2.0])] * 2
     assert set(found) == {"acc", "loss"}, "what is no number is left out"
     assert "acc" not in metrics_of(ranks, _GLOBALS), "in that cell only"
@@ -399,7 +400,7 @@ thread.join()
 
 
 def test_the_packages_log_logs_in_a_cell_too(ranks):
-    """A module that a script and a cell import logs with it, and does not know where it runs."""
+    """A module imported by a script and a cell logs with it in both."""
     code = "from ddp_notebook import log as log_of_package\nlog_of_package(packaged=rank + 0.5)\n"
     code += "import ddp_notebook\nddp_notebook.log(packaged=2.0, step=7)"
     assert metrics_of(ranks, code) == {"packaged": [([0, 7], [0.5, 2.0]), ([0, 7], [1.5, 2.0])]}
@@ -549,7 +550,7 @@ def test_levels_that_there_are_not(ranks):
 
 
 def test_a_flush_waits_for_a_batch_in_the_making():
-    """The event buffer is empty then, and its records have not been passed on."""
+    """The event buffer is empty at this time, and its records have not been sent."""
     sent: list[bytes] = []
     making, go_on = threading.Event(), threading.Event()
 
@@ -578,7 +579,7 @@ def test_a_flush_waits_for_a_batch_in_the_making():
 
 @pytest.fixture
 def lonely(monkeypatch):
-    """The looks of a rank that no notebook asks, which next looks by itself in an hour."""
+    """Return the polls of a rank without a notebook. Its next poll is in an hour."""
     monkeypatch.setattr(draining, "_ALONE_S", 0.0)
     monkeypatch.setattr(draining, "_ALONE_LOOK_S", 3600.0)
     looks: list[Any] = []
@@ -609,14 +610,14 @@ def test_a_rank_that_nobody_looks_at_looks_often_again_when_a_notebook_asks(lone
 def test_a_rank_that_nobody_looks_at_looks_often_while_a_cell_runs(lonely):
     _, flusher, looks = lonely
     flusher.is_in_cell = True
-    flusher._event_buffer.filled.set()  # as any record
+    flusher._event_buffer.filled.set()  # like any record
     wait_until(lambda: len(looks) >= 2, what="two looks")
 
 
 def test_a_rank_that_nobody_looks_at_looks_rarely(lonely):
     _, flusher, looks = lonely
     flusher.flush()
-    looks.clear()  # the first look comes at once
+    looks.clear()  # the first poll is immediate
     flusher.flush()
     assert flusher._idle_s() == 3600.0 and not looks
 
@@ -632,7 +633,7 @@ def test_the_line_that_a_function_of_a_module_was_called_from(ranks, tmp_path):
 
 @pytest.fixture
 def recorder():
-    """Of a group of one rank in this process."""
+    """Record a group of one rank in this process."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     made = Recorder()
     made.install()
@@ -658,7 +659,7 @@ def test_a_call_on_the_tape_does_not_keep_its_tensors(recorder):
     "first", ["with ExitStack() as s: s.callback(dist.all_reduce, x)", "no_grad()(dist.all_reduce)(x)"]
 )
 def test_a_line_is_the_users_whatever_was_around_the_call_before(ranks, first):
-    """How far it is to the user is remembered only where torch's own wrappers are all there is between."""
+    """The distance to the user's frame is cached only if all frames in between are torch's own wrappers."""
     ranks.run(
         "from contextlib import ExitStack; from torch import no_grad; x = torch.ones(1)\n"
         f"{first}\n"
@@ -684,7 +685,7 @@ def test_a_call_whose_wait_timed_out_is_recorded_once(ranks):
 
 
 def test_a_call_that_another_thread_forgets_is_left_once(recorder):
-    """It is over while its caller still waits for the interpreter, or before it has left it at all."""
+    """The call is finished while its caller still waits for the interpreter, or even before it has returned."""
 
     class Forgetful(EventBuffer):
         def issued(self, call: Any, work: Any) -> None:
@@ -693,7 +694,7 @@ def test_a_call_that_another_thread_forgets_is_left_once(recorder):
             super().issued(call, work)
 
     def forget(call: Any, _: Any) -> None:
-        call.check = None  # one that is still to be told of would stay
+        call.check = None  # a call that was not sent yet would stay
         recorder.prune()
 
     event_buffer = recorder.event_buffer = Forgetful({})
@@ -839,7 +840,7 @@ def notebook(session):
 @pytest.mark.long
 @pytest.mark.parametrize("line", _BAD_LINES)
 def test_lines_that_cannot_be(notebook, line):
-    """Nothing was recorded so far."""
+    """Nothing has been recorded."""
     reply = notebook.run(line)
     if expected := _BAD_LINES[line]:
         assert reply.ename == "UsageError" and reply.evalue.startswith(expected), reply
@@ -891,7 +892,7 @@ def test_record_report_and_trace(notebook, tmp_path):
 
 
 def _is_inside(events: list[dict[str, Any]], inner: str, outer: str) -> bool:
-    """Whether each slice of that name is within one of the other name, up to 2 ms."""
+    """Return whether each slice of that name is within one of the other name, with a tolerance of 2 ms."""
     outers = [event for event in events if event["name"] == outer and event["ph"] == "X"]
     inners = [event for event in events if event["name"] == inner and event["ph"] == "X"]
     return bool(inners) and all(

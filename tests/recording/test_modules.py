@@ -1,4 +1,4 @@
-"""Collectives of FSDP2, HSDP, DTensor and tensor parallel are named by their module and meaning."""
+"""Collectives of FSDP2, HSDP, DTensor and tensor parallel have their module and purpose as name."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def ranks(session) -> Any:
 
 
 def named(session: Any, *, backward: bool, rank: int = 0) -> list[tuple[str, str]]:
-    """Module and meaning of the collectives of the last cell."""
+    """Return module and purpose of the collectives of the last cell."""
     calls = session.recording.collectives(rank=rank)
     cell = max(call.cell for call in calls)
     ours = [call for call in calls if call.cell == cell]
@@ -125,7 +125,7 @@ def named(session: Any, *, backward: bool, rank: int = 0) -> list[tuple[str, str
 def test_each_collective_has_its_modules_name(ranks, case):
     make, forward, backward = _CASES[case]
     ranks.run(make, quiet=True)
-    for _ in range(2):  # the second time names are known
+    for _ in range(2):  # the names are known the second time
         ranks.run("out = net(ids)\nout.sum().backward()", quiet=True)
         for rank in (0, 1):
             assert sorted(set(named(ranks, backward=False, rank=rank))) == sorted(forward)
@@ -221,7 +221,7 @@ explained = torch._dynamo.explain(f)(torch.ones(2, 2)).graph_break_count
     assert list(ranks["explained"].values()) == [0, 0]
 
 
-# A loop whose values are thinned after its first steps, always alike: then forwards are not marked either.
+# A loop whose values are thinned after its first steps, always alike. Forwards are then not marked either.
 _LOOP = f"""
 import os, threading, time
 from torch.distributed.tensor._api import _FromTorchTensor
@@ -261,7 +261,7 @@ def loop(ranks):
 
 
 def by_step(session: Any, rank: int) -> list[tuple[str, ...]]:
-    """The modules of the collectives of each step of the last cell."""
+    """Return the modules of the collectives in each step of the last cell."""
     calls = session.recording.collectives(rank=rank)
     cell = max(call.cell for call in calls)
     steps: dict[int, list[str]] = {}
@@ -288,7 +288,7 @@ def test_a_long_loop_has_names_in_all_steps_and_marks_in_few(loop):
 @pytest.mark.parametrize(
     ("change", "blocks"),
     [
-        ("model.used = [0, 2]", [0, 2]),  # of the same shapes: nothing but the forward's names tells them apart
+        ("model.used = [0, 2]", [0, 2]),  # equal shapes: only the names of the forward distinguish them
         ("model.used = [1, 0]", [1, 0]),
         ("model.used = [0, 1, 2]", [0, 1, 2]),
         ("globals().update(x=torch.ones(5, 8, requires_grad=True))", [0, 1]),
@@ -350,7 +350,7 @@ _KERNEL, _GROUP, _WHERE = cast(Any, _Kernel()), cast(Any, SimpleNamespace(serial
 
 
 def sequence(known: Known, *calls: str, is_marked: bool) -> tuple[Sequence, list[Call]]:
-    """A step of which these calls have begun: of a forward its modules, of a backward ">" and its modules."""
+    """Start calls of a step: modules of a forward, or ">" and modules of a backward."""
     one, made = Sequence(known, is_marked=is_marked), []
     for words in calls:
         call = Call(_KERNEL, _GROUP, 0, (torch.Size((1,)),), 0, 0)
@@ -393,7 +393,7 @@ def test_steps_that_are_alike_and_have_other_names_have_none():
 
 def test_a_name_that_is_known_in_a_backward_must_be_the_same():
     known = Known()
-    end(sequence(known, "a", ">a", ">y", is_marked=True)[0])  # as where a forward runs again in the backward
+    end(sequence(known, "a", ">a", ">y", is_marked=True)[0])  # as if a forward runs again in the backward
     one, calls = sequence(known, "a", ">b", ">", is_marked=False)
     end(one)
     assert names(calls) == ["a", "b", ""]

@@ -1,4 +1,5 @@
-"""Pipelines of `torch.distributed.pipelining`: every schedule as actions, its bubble, errors that name the stage."""
+"""Pipelines of `torch.distributed.pipelining`: all schedules as actions, the bubble, and errors that contain the
+stage."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def is_like_one_process(stages, model):
     return all(torch.allclose(grad, model[at].weight.grad, atol=1e-6) for at, grad in own.items())
 '''
 _LOOP, _VEE = "(rank, rank + 2)", "(rank, 3 - rank)"
-_SCHEDULES = {  # with the places of a rank's stages, how many stages, and the kinds of actions
+_SCHEDULES = {  # with the stages of a rank, the number of stages, and the kinds of actions
     "ScheduleGPipe": ("(rank,)", 2, {"forward", "backward"}),
     "Schedule1F1B": ("(rank,)", 2, {"forward", "backward"}),
     "ScheduleInterleaved1F1B": (_LOOP, 4, {"forward", "backward"}),

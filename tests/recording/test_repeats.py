@@ -1,4 +1,4 @@
-"""Buckets of steps whose values are left out take a short way through the kernel. Nobody can tell by what they see."""
+"""Buckets of steps without recorded values use a fast path through the kernel, with identical results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.recording.witness import cell_of_last, operations, spans
 from tests.test_hang import wait_for_card
 
 KEPT, STEPS = 4, 12
-# In place of the rate, by which no test could tell which steps are left out.
+# Replaces the rate, so that a test knows which steps are left out.
 SET_UP = f"""
 from ddp_notebook.rank.engine import RankEngine
 from ddp_notebook.rank.record.event_buffer import EventBuffer
@@ -37,7 +37,7 @@ EventBuffer.put = put
 
 @pytest.fixture(scope="module")
 def session(waiting_host_server) -> Iterator[Any]:
-    """Two ranks that leave out the values of all steps but the first ones."""
+    """Start two ranks that leave out the values of all steps except the first ones."""
     waiting_host_server()
     with api.start(2) as running:
         running.run(SET_UP, quiet=True)
@@ -45,7 +45,7 @@ def session(waiting_host_server) -> Iterator[Any]:
 
 
 def repeated(session: Any, code: str, level: str = "values") -> list[list[int]]:
-    """Run it. Returns the numbers of the calls that took the short way, by rank."""
+    """Run the code. Return the numbers of the calls that used the fast path, by rank."""
     session.run("repeated.clear()", quiet=True)
     session.record(level)
     try:
@@ -56,13 +56,13 @@ def repeated(session: Any, code: str, level: str = "values") -> list[list[int]]:
 
 
 def values(session: Any, name: str) -> list[Any]:
-    """A variable, by rank."""
+    """Return a variable, by rank."""
     pulled = session.pull(name)
     return [pulled[rank] for rank in range(2)]
 
 
 def rows(session: Any, rank: int) -> list[tuple[Any, ...]]:
-    """What was recorded of the last cell that anything was recorded of, without its times and values."""
+    """Return the rows of the last recorded cell, without times and values."""
     found = operations(session.recording, cell_of_last(session), rank)
     return [
         (
@@ -98,7 +98,7 @@ def test_the_rows_are_those_of_the_long_way(session, case):
         found = operations(session.recording, cell, rank)
         buckets = [
             one for one in found if one.bucket is not None and one.step > KEPT
-        ]  # in the one before some are learned
+        ]  # in the step before some are learned
         assert [one.number for one in buckets] == short[rank][-len(buckets) :], "all of them took it"
         backwards = {int(row["span"]): row for row in spans(session.recording, cell, rank, "backward")}
         by_number = {int(row["number"]): row for row in session.recording.rows("call") if row["rank"] == rank}
@@ -112,7 +112,7 @@ def test_the_rows_are_those_of_the_long_way(session, case):
 
 
 def test_each_line_has_its_own(session):
-    """Of one model that goes back from two lines, as the critic of a GAN."""
+    """A model with backward calls in two lines, like the critic of a GAN."""
     code = f"""
 (model,) = models = [make('Deep')]
 optimizer, x = torch.optim.SGD(model.parameters(), lr=1e-4), torch.randn(128, 512)
@@ -133,7 +133,7 @@ for _ in range({STEPS}):
 
 
 def test_a_model_in_the_place_of_another_has_its_own_buckets(session):
-    """Its memory may begin where that of the other one began."""
+    """Its memory may start at the address of the other one."""
     code = f"""
 for kind in ("Deep", "Small", "Deep"):
     models = None
@@ -150,7 +150,7 @@ for kind in ("Deep", "Small", "Deep"):
 
 @pytest.mark.long
 def test_a_rare_line_keeps_the_values_of_its_first_calls(session):
-    """As many on each rank, however many of them are in steps that keep theirs."""
+    """The same number on each rank, independent of how many are in steps that keep values."""
     code = f"""
 main, rare = models = [make('Deep'), make('Small', bucket_cap_mb=25)]
 optimizer, x, y = torch.optim.SGD(main.parameters(), lr=1e-4), torch.randn(128, 512), torch.randn(128, 256)
@@ -169,7 +169,7 @@ for step in range(4 * {STEPS}):
 
 
 def test_a_model_that_is_gone_gives_its_place(session):
-    """It went forward and never back, and its memory may be the next one's."""
+    """It ran forward but never backward, and the next model may reuse its memory."""
     code = f"""
 models = [make('Deep')]
 train(models, {STEPS})
@@ -207,7 +207,7 @@ finally: ValueSampling.keeps = keeps
 
 
 def test_a_thread_has_its_own(session):
-    """Of one function, which each epoch calls in a new thread."""
+    """A function that each epoch calls in a new thread."""
     code = f"""
 import threading
 models = [make('Deep')]
@@ -226,7 +226,7 @@ thread = threading.Thread(target=epoch); thread.start(); thread.join()
 
 
 def test_what_a_hook_in_cpp_makes_smaller_takes_the_long_way(session):
-    """It is copied to memory that is another bucket's the next time."""
+    """The data is copied to memory that belongs to another bucket the next time."""
     code = f"""
 (model,) = models = [make('Deep')]
 model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
@@ -238,7 +238,7 @@ train(models, {STEPS})
 
 
 def test_what_a_hook_of_the_users_calls_is_looked_at(session):
-    """In the middle of a backward whose buckets take the short way: recorded by its own line, and compared."""
+    """A call during a backward whose buckets use the fast path: recorded with its own line, and compared."""
     code = f"""
 (model,) = models = [make('Deep')]
 calls = 0
@@ -260,7 +260,8 @@ train(models, {STEPS})
 
 
 def test_a_backward_that_fails_leaves_what_it_has_begun(session):
-    """One rank raises before its last bucket: what the other one had begun is told, and what had ended as it ended."""
+    """One rank raises before its last bucket. Started operations of the other rank are reported, and finished ones
+    completed."""
     code = f"""
 (model,) = models = [make('Deep')]
 calls = 0
@@ -292,7 +293,7 @@ train(models, {STEPS})
     ],
 )
 def test_where_there_is_more_to_do_than_to_note_nothing_takes_it(session, hook):
-    """From the moment on at which that is said, in whatever thread."""
+    """From the moment when this is requested, in any thread."""
     code = f"""
 import threading
 recorder, counted = RankEngine.instance()._rank._network.recorder, []
@@ -310,7 +311,7 @@ finally: recorder.pause = recorder.look = None
 
 
 def test_it_holds_no_tensors(session):
-    """Neither a model's nor its buckets', once it is gone and the records have been passed on."""
+    """It holds no tensors of a model or its buckets after it was deleted and the records were sent."""
     code = f"""
 import gc, weakref
 models = [make('Deep')]
@@ -327,7 +328,7 @@ kept, is_done, works = [call.kept for call in calls], [call.is_done for call in 
     repeated(session, code)
     assert values(session, "held") == [False, False]
     for rank in range(2):
-        for future, end_ns in values(session, "before")[rank]:  # the backward has ended well
+        for future, end_ns in values(session, "before")[rank]:  # the backward has succeeded
             assert future is None and end_ns > 0
         assert values(session, "kept")[rank] == [[None, 0]] * 4 and values(session, "works")[rank] == [None] * 4
         assert values(session, "again")[rank] == [[]] * 4
@@ -335,7 +336,7 @@ kept, is_done, works = [call.kept for call in calls], [call.is_done for call in 
 
 
 def test_what_has_failed_stays_known_when_nobody_makes_it_again():
-    """An error names the operation behind it, after the backward has raised."""
+    """An error names the failed operation, after the backward has raised."""
     futures = {False: torch.futures.Future(), True: torch.futures.Future()}  # type: ignore[var-annotated]
     futures[False].set_result(1)
     futures[True].set_exception(RuntimeError("Connection closed by peer"))
@@ -364,7 +365,7 @@ def ranks(kernel):
 
 @pytest.mark.long
 def test_a_hang_and_a_stop_name_the_bucket(ranks):
-    """Rank 1 does not come to the last bucket of a step whose buckets take the short way."""
+    """Rank 1 does not reach the last bucket of a step whose buckets use the fast path."""
     message = ranks.start(
         f"""%%on_all_ranks
 import time
@@ -392,7 +393,7 @@ train(models, {2 * STEPS})"""
 
 @pytest.mark.long
 def test_the_oldest_call_under_way_is_named(ranks):
-    """One of before the backward, for which rank 1 does not come."""
+    """A call from before the backward, which rank 1 does not reach."""
     message = ranks.start(
         f"""%%on_all_ranks
 (model,) = models = [make('Deep')]

@@ -77,7 +77,7 @@ def test_workers_that_start_in_each_epoch_are_named_and_no_more_workers_are_advi
 
 
 def test_starts_of_workers_in_few_steps_are_found_and_the_parts_are_the_whole_cell(prepared):
-    """The mean leaves out the shortest and longest twentieth of the steps, among which are all starts of workers."""
+    """The mean leaves out the shortest and longest 5 % of the steps, which include all starts of workers."""
     prepared.run("other = DataLoader(Slow(0))\niter(other)", quiet=True)  # has the first name
     begins_slowly = "worker_init_fn=lambda _: time.sleep(0.2)"
     prepared.run(f"train(DataLoader(Slow(0), batch_size=1, num_workers=2, {begins_slowly}), 3)", quiet=True)
@@ -86,7 +86,7 @@ def test_starts_of_workers_in_few_steps_are_found_and_the_parts_are_the_whole_ce
     assert not found.overall.workers_ns, "the mean has none of the steps with a start"
     began = sum(ns for name, _, ns in found.outside.steps if name == "  start and end of workers")
     assert began > 3 * 0.2e9
-    if found.taken is None or not found.taken.by_others:  # else the verdict is about the cores
+    if found.taken is None or not found.taken.by_others:  # otherwise the verdict is about the cores
         assert " is the start and the end of the data loader's workers, in 3 of 192 steps" in found.verdict
     advice = " ".join(found.suggestions)
     assert (

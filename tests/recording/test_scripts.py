@@ -61,7 +61,7 @@ def _check(records: Path) -> None:
 
 @pytest.mark.long
 def test_torchrun(tmp_path):
-    """The worker of the loader is a fork, in which nothing is recorded."""
+    """The worker of the loader is a fork, which records nothing."""
     path, records = tmp_path / "train.py", tmp_path / "runs" / "a"
     path.write_text(_LOGGING.replace("WORKERS", "1"))
     ran = _torchrun(records, str(path))
@@ -77,7 +77,7 @@ def test_torchrun_of_a_script_that_knows_nothing_of_it(tmp_path):
         "import sys, torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\nprint(sys.argv)"
     )
     ran = _torchrun(records, "-m", "ddp_notebook.record", str(path), "--lr", "0.1")
-    # The two write into one pipe, and one's line may end behind the other's.
+    # Both write to one pipe, and a line may end after that of the other.
     assert (ran.returncode, ran.stdout.count(str([str(path), "--lr", "0.1"]))) == (0, 2), ran
     assert [call.op for call in ddp_notebook.load(records).collectives()] == ["barrier", "barrier"]
 
@@ -129,6 +129,6 @@ def test_a_traceback_has_no_frame_of_this_package():
     names: dict[str, Any] = {}
     exec(compile("def call(function): return function()", str(Path(program.__file__)), "exec"), names)
     with pytest.raises(ValueError, match="invalid literal") as of_script:
-        names["call"](partial(int, "x"))  # raised in C, as by torch
+        names["call"](partial(int, "x"))  # raised in C, like by torch
     found = traceback.extract_tb(program._without_ours(of_script.tb))
     assert [frame.filename for frame in found] == [__file__]

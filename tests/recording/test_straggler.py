@@ -1,4 +1,4 @@
-"""A rank that is slow is named, with the part of the step in which it is slow; `tests/long` does so again and again."""
+"""A slow rank is reported with the slow part of its steps. `tests/long` repeats this."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_ranks_that_are_equally_fast(session):
 
 
 def test_a_rank_that_comes_late_to_collectives_of_the_user(session):
-    """The others wait in the guard, before the operation itself. What is between its calls is not known further."""
+    """The other ranks wait in the guard, before the operation itself. The time between its calls has no known parts."""
     session.run(
         "for _ in range(12):\n    time.sleep(0.05 * (rank == 3))\n    x = torch.ones(8); dist.all_reduce(x)", quiet=True
     )

@@ -1,4 +1,4 @@
-"""Of a fast training the values of some steps are recorded, the same on all ranks; everything else of all of them."""
+"""If training is fast, the values of only some steps are recorded, the same on all ranks. Other data is complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddp_notebook.widgets.still import saved_page
 from tests.conftest import wait_until
 
 STEPS = 200
-_NEVER_S = 4e9  # as the pause of a loop that goes on: later than any test
+_NEVER_S = 4e9  # as the pause of a continuing loop: later than any test
 _TRAIN = """
 from torch.nn.parallel import DistributedDataParallel
 torch.manual_seed(0)
@@ -46,20 +46,20 @@ def trained(session):
 
 
 def _calls(session, code: str, **options):
-    """The calls of a cell."""
+    """Return the calls of a cell."""
     session.run(code, record=RecordOptions(**options))
     return session.recording.collectives(cell=int(session.recording.rows("call")["cell"].max()))
 
 
 class _Clock:
-    """A training of so many steps and calls a second."""
+    """Simulated training with a given rate of steps and calls."""
 
     def __init__(self, monkeypatch) -> None:
         self.now_ns = 0
         monkeypatch.setattr("ddp_notebook.rank.record.value_sampling.time.monotonic_ns", lambda: self.now_ns)
 
     def run(self, decides: ValueSampling, steps: int, per_s: float, calls: int, first: int = 0) -> list[int]:
-        """The steps whose values are kept."""
+        """Return the steps whose values are kept."""
         kept = []
         for step in range(first, first + steps):
             if decides.keeps(step):
@@ -242,7 +242,7 @@ def test_the_end_of_a_loop_that_went_on_is_told_at_once(trained):
 
 
 def test_in_a_fast_loop_a_large_record_is_passed_on_before_one_would_have_to_be_dropped():
-    """One of 2,200 records a second lost one or two of them each second."""
+    """At 2,200 records per second, one or two per second were dropped."""
     event_buffer = EventBuffer({})
     for _ in range(MOST - 1):
         event_buffer.put("a small one")

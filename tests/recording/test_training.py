@@ -1,4 +1,4 @@
-"""The steps of a training as they are recorded: in threads, of optimizers of all kinds, of ranks that train apart."""
+"""Recorded training steps: in threads, of optimizers of all kinds, of ranks that train independently."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ranks(session) -> Any:
 
 
 def steps_of(session: Any, code: str) -> list[int]:
-    """Run a cell. How many steps each rank has taken in it, as the report counts them."""
+    """Run a cell. Return the number of steps of each rank, as counted by the report."""
     session.run(code, quiet=True)
     cell = int(session.recording.rows("span")["cell"].max())
     return [len(session.recording.steps(cell=cell, rank=rank)) for rank in range(session.world_size)]
@@ -70,7 +70,7 @@ for _ in range(20):
 
 
 def test_steps_in_several_threads_at_once(ranks):
-    """None is lost, and each has a number of its own."""
+    """No step is lost, and each has a different number."""
     code = """
 def work():
     model = torch.nn.Linear(4, 3)
@@ -142,7 +142,7 @@ def test_each_step_is_seen_once(ranks, kind):
 
 @pytest.mark.parametrize("is_first_to_end", [True, False])
 def test_of_backwards_that_overlap_none_is_the_present_one_when_it_is_over(is_first_to_end):
-    """Distributed ones run in threads of RPC's."""
+    """Distributed ones run in threads of RPC."""
     event_buffer, first, second = EventBuffer({}), Backward(1, []), Backward(2, [])
     event_buffer.enter(1, 1)
     for begun in (first, second):
@@ -178,7 +178,7 @@ def test_ranks_that_train_apart_get_one_line_under_the_cell_and_in_the_report(ra
 
 
 def test_what_was_sent_before_the_first_step_averages_nothing(ranks, capsys):
-    """A model in DDP that is made in the same cell, and then called without it."""
+    """A model in DDP that is created in the same cell, and then called without DDP."""
     ranks.run(
         "dist.barrier()\n"
         "wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 3))\n"
@@ -215,7 +215,7 @@ def test_a_step_whose_gradients_an_earlier_cell_has_averaged(ranks, kind, capsys
     for code in ("model(torch.ones(2, 4)).sum().backward()", "optimizer.step()", "optimizer.zero_grad()"):
         ranks.run(code)
     assert "train apart" not in capsys.readouterr().err
-    ranks.run("optimizer.step()")  # with the same gradients, or none: but nothing was sent since
+    ranks.run("optimizer.step()")  # with the same gradients, or none; nothing was sent since
     assert "train apart" in capsys.readouterr().err
 
 
@@ -233,7 +233,7 @@ def test_rows_that_are_gone_prove_nothing():
     assert apart(simulate(world_size=2, steps=5, cell=2, has_calls=False, into=run), 2) == [0, 1]
     simulate(world_size=2, steps=5, cell=3, into=run)
     calls = run.rows("call")
-    run._tables["call"] = calls[calls["cell"] == 3]  # the oldest have gone
+    run._tables["call"] = calls[calls["cell"] == 3]  # the oldest were dropped
     assert apart(run, 1) == apart(run, 2) == []
     run.dropped = {0: 1}
     run._tables["call"] = calls
@@ -244,13 +244,13 @@ def test_rows_that_are_gone_prove_nothing():
 
 
 def test_a_record_that_fails_is_counted_and_keeps_its_texts():
-    """A batch of its own, with a name that later records have too."""
+    """A batch with a name that later records have too."""
     event_buffer, recording = EventBuffer({}), Recording(1)
     flusher = Flusher(
         event_buffer, BatchMaker(lambda: 0, lambda *_: ""), lambda data: recording.feed(decode(data)), lambda: False
     )
     training = TrainingSpans(event_buffer)
-    for samples in (2**31, 8):  # the first is more than its column holds
+    for samples in (2**31, 8):  # the first one exceeds the range of its column
         training.put(FORWARD, "Net", 1, samples)
         flusher.flush()
     [row] = recording.rows("span")
@@ -262,7 +262,7 @@ def test_a_record_that_fails_on_a_rank_is_counted_and_said_in_the_report_only(ra
     before = ranks.recording.dropped
     ranks.run("next(iter(torch.utils.data.DataLoader([torch.zeros(1).expand(2**31)], batch_size=None)))[0]")
     assert "rows were lost: some steps may be missing" in str(ranks.recording.report())
-    ranks.run("pass")  # shows what was written after the cell
+    ranks.run("pass")  # shows the output after the cell
     assert "Traceback" not in capsys.readouterr().err
     assert {rank: count - before.get(rank, 0) for rank, count in ranks.recording.dropped.items()} == {0: 1, 1: 1}
 
@@ -279,7 +279,7 @@ def test_a_trace_of_calls_whose_names_are_lost():
 
 @pytest.fixture
 def folder(ranks, tmp_path, monkeypatch) -> Any:
-    """Where the profiles of the session lie."""
+    """Return the folder of the session's profiles."""
     folder = tmp_path / "a {folder} of {0}"
     folder.mkdir()
     monkeypatch.setattr(ranks._cluster, "directory", str(folder))
@@ -305,7 +305,7 @@ def test_a_profile_that_cannot_be_written_is_told_and_the_rest_is_traced(ranks, 
 
 
 def test_what_autograds_threads_call_has_the_line_that_waits_for_them():
-    """For each GPU autograd has a thread, which has no frame of the user's."""
+    """Autograd has a thread for each GPU, which has no frame of the user."""
     held, cells = threading.Lock(), {"<cell>": 3}
     namespace: dict[str, Any] = {"held": held}
     exec(compile("def work():\n    wait()\ndef wait():\n    held.acquire()", "<cell>", "exec"), namespace)

@@ -1,4 +1,4 @@
-"""Whatever the user's program does, recording changes nothing of it, and one odd record costs no other."""
+"""Recording never changes the user's program, and an invalid record does not affect others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ranks(session) -> Any:
 
 
 def new_calls(session: Any, code: str) -> np.ndarray:
-    """Run a cell. The rows of its calls."""
+    """Run a cell. Return the rows of its calls."""
     session.run(code, quiet=True, record=what_to_record())
     rows = session.recording.rows("call")
     return rows[rows["cell"] == rows["cell"].max()]
@@ -200,7 +200,7 @@ def passing_on() -> tuple[EventBuffer, Flusher, list[float]]:
 
 
 def test_what_comes_late_from_a_gpu_is_told_at_the_end():
-    """A script may end before its GPU has done what was asked of it last."""
+    """A script may end before its GPU has finished the last work."""
 
     class Event:
         looks = 0
@@ -216,7 +216,7 @@ def test_what_comes_late_from_a_gpu_is_told_at_the_end():
 
 
 def test_a_gpu_that_does_not_come_on_holds_up_one_question_only():
-    """A notebook that asks waits for what has just been issued, and not at each question of a hang for what hangs."""
+    """The notebook waits once for the last issued operation, and not in each request during a hang."""
 
     class Event:
         has_happened = False
@@ -242,7 +242,7 @@ def test_a_gpu_that_does_not_come_on_holds_up_one_question_only():
 
 
 def test_memory_that_cannot_be_read_costs_no_record(monkeypatch):
-    """As of a GPU that has failed: what was recorded just before is wanted most."""
+    """As for a failed GPU: the last records before it are the most important."""
 
     def fails(*_: object) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
@@ -257,9 +257,10 @@ def test_memory_that_cannot_be_read_costs_no_record(monkeypatch):
 
 
 def test_a_remote_call_that_makes_no_row_costs_no_other_its():
-    """Rows of remote calls are made many at once."""
+    """Rows of remote calls are created in bulk."""
     moment = Moment(1, 1, 0, 0)
-    calls = [Ran("f", 1, number, 0, 7, 10, moment=moment, ended_ns=20) for number in (1, -1, 3)]  # no unsigned number
+    # not an unsigned number
+    calls = [Ran("f", 1, number, 0, 7, 10, moment=moment, ended_ns=20) for number in (1, -1, 3)]
     batch = BatchMaker(lambda: 0, lambda calls, title: "").batch(calls)
     assert batch.dropped == 1
     assert batch.tables["rpc"]["number"].tolist() == [1, 3]
@@ -275,7 +276,7 @@ def test_a_recording_in_a_variable_knows_what_a_cell_has_done_since(ranks):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "complex64"])
 def test_what_was_sent_can_be_resized_afterwards(ranks, dtype):
-    """FSDP of the first kind frees parameters that it has gathered in this way."""
+    """FSDP1 frees gathered parameters in this way."""
     ranks.run(
         f"x = torch.ones(4, dtype=torch.{dtype}); dist.broadcast(x, 0)\nx.resize_(100)\n"
         f"y = torch.ones(9000, dtype=torch.{dtype}); dist.broadcast(y, 0)\ny.untyped_storage().resize_(0)",
@@ -284,7 +285,7 @@ def test_what_was_sent_can_be_resized_afterwards(ranks, dtype):
 
 
 def test_a_default_device_leaves_tensors_their_own_operators(ranks):
-    """It is a function mode that stays for ever."""
+    """It is a function mode that stays active."""
     ranks.run(
         "from torch.distributed.tensor import DeviceMesh, Replicate, distribute_tensor\n"
         "torch.set_default_device('cpu')\n"

@@ -1,4 +1,4 @@
-"""What was in the tensors of an operation, as the recording tells it, beside what plain Python finds in them."""
+"""Recorded values of an operation's tensors, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddp_notebook.observe.views import Collective, Preview
 from ddp_notebook.records.schema import FIRST_BYTES, SAMPLE
 from ddp_notebook.run.cells.options import FULL_BYTES, what_to_record
 
-# A tensor of each rank, from its generator `g`. The second ones have more elements than are looked at.
+# A tensor of each rank, from its generator `g`. The second ones have more elements than are inspected.
 SMALL = {
     "float32": "torch.randn(7, 5, generator=g)",
     "float64": "torch.randn(3, 4, 5, generator=g, dtype=torch.float64)",
@@ -68,11 +68,11 @@ def ranks(session) -> Any:
     return session
 
 
-STRETCH = 32  # elements that lie together in a sample
+STRETCH = 32  # adjacent elements in a sample
 
 
 def calls_of(session: Any, code: str, op: str, **record: Any) -> list[list[Any]]:
-    """Run a cell. Its calls of `op`, by rank."""
+    """Run a cell. Return its calls of `op`, by rank."""
     session.run(code, quiet=True, record=what_to_record(**record))
     recording = session.recording
     cell = int(recording.rows("call")["cell"].max())
@@ -84,7 +84,7 @@ def _numbers(values: list[Any]) -> list[float]:
 
 
 def check(seen: Preview | None, values: list[Any], itemsize: int, *, is_sample: bool = False) -> None:
-    """Whether this was seen of tensors with these elements."""
+    """Check the preview of tensors with these elements."""
     assert seen is not None
     assert seen.numel == len(values)
     first = values[: FIRST_BYTES // itemsize][: STRETCH if is_sample else None]
@@ -110,13 +110,14 @@ def check(seen: Preview | None, values: list[Any], itemsize: int, *, is_sample: 
 
 
 def _pairs(calls: list[Collective]) -> Iterator[Collective]:
-    """Every operation is done twice: the first time to see what it brings."""
+    """Every operation is done twice: the first time to see its result."""
     assert len(calls) % 2 == 0
     yield from calls[1::2]
 
 
 def _in_place(session: Any, kinds: dict[str, str], how: str, operation: str, op: str) -> dict[str, list[Any]]:
-    """`operation` on `x` of each kind: by kind, for each rank the call, what was in `x` before and after."""
+    """Run `operation` on `x` of each kind. Return by kind, for each rank, the call and the values of `x` before and
+    after."""
     made = "\n".join(f"    {kind!r}: lambda: {code}," for kind, code in kinds.items())
     code = f"""
 makers, seen = {{
@@ -174,19 +175,19 @@ def test_of_large_ones_a_sample(sampled, kind):
     "x",
     [
         "torch.full((4,), 0x7FA00000, dtype=torch.int32).view(torch.float32)",  # NaN that signal
-        "torch.full((4,), torch.finfo(torch.float64).max, dtype=torch.float64)",  # whose sum is too large
+        "torch.full((4,), torch.finfo(torch.float64).max, dtype=torch.float64)",  # their sum overflows
         "torch.full((4,), 1e308 + 1e308j, dtype=torch.complex128)",
     ],
 )
 def test_no_warning_of_numpys_comes_from_values(ranks, x, capsys):
     ranks.run("import warnings; warnings.simplefilter('always')", quiet=True)
     calls_of(ranks, f"x = {x}\ndist.group.WORLD.broadcast(x, 0).wait()", "broadcast")
-    ranks.run("pass")  # shows what was written after the cell
+    ranks.run("pass")  # shows the output after the cell
     assert capsys.readouterr().err == ""
 
 
 def test_complex_ones_by_their_modulus(ranks):
-    broadcast = "dist.group.WORLD.broadcast(x, 0)"  # `dist.broadcast` sends pairs of real ones
+    broadcast = "dist.group.WORLD.broadcast(x, 0)"  # `dist.broadcast` sends pairs of real numbers
     for kind, by_rank in _in_place(ranks, COMPLEX, "False", broadcast, "broadcast").items():
         for call, before, after, itemsize in by_rank:
             assert call.dtype == kind
@@ -220,7 +221,7 @@ for _ in range(2):
             assert (side.low, side.high) == (min(values), max(values))
 
 
-# Of lists: what is given, what comes, and the call. Both are functions so that each pass begins afresh.
+# For lists: input, output, and the call. Both are functions, so that each pass starts with new tensors.
 LISTS = {
     "all_gather": ("[torch.randn(3, generator=g)]", "[torch.empty(3), torch.empty(3)]", "dist.all_gather(out, x[0])"),
     "all_gather_single": (
@@ -387,7 +388,7 @@ own, averaged = [one.flatten().tolist() for one in own], [one.flatten().tolist()
 
 
 def test_a_gradient_that_was_not_seen_is_told(ranks):
-    """After the test above, whose model lives on."""
+    """After the test above, whose model still exists."""
     for code, name, words in (
         ("pass", "0.wieght", "has shown nothing: the models in DDP have 0.weight, 0.bias, 2.weight, 2.bias"),
         ("pass", "0.weight", "has shown nothing: it was in no backward that averages gradients"),

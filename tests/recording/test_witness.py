@@ -1,4 +1,4 @@
-"""The same run as recorded by us, by torch's profiler and by DDP's own timers in C++."""
+"""One run as recorded by this package, by torch's profiler and by DDP's timers in C++."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ def again(state, bucket):
 
 @pytest.fixture(scope="module")
 def session(waiting_host_server) -> Iterator[Any]:
-    """Two ranks without the guard, whose own comparisons the profiler would see too; and without values, as its ranges
-    end only after what they have brought was looked at."""
+    """Start two ranks without the guard, whose comparisons the profiler would record too.
+
+    Values are off, because the ranges of the profiler would end only after the values were inspected.
+    """
     waiting_host_server()
     with api.start(2, guard=False) as running:
         running.record("meta")
@@ -41,7 +43,7 @@ def session(waiting_host_server) -> Iterator[Any]:
 
 
 def witnessed(session: Any, work: str, set_up: str = "") -> int:
-    """Run it on all ranks, watched by the profiler. Returns the number of its cell."""
+    """Run code on all ranks under the profiler. Return the number of its cell."""
     session.run(f"{set_up}\nwitness = Witness()", quiet=True)
     code = f"with witness.watching():\n{textwrap.indent(textwrap.dedent(work), '    ')}\nranges = witness.ranges"
     session.run(code, quiet=True)
@@ -50,7 +52,7 @@ def witnessed(session: Any, work: str, set_up: str = "") -> int:
 
 # ---- models in DDP
 
-# Of each: what makes the models, how they are trained, and how many buckets a step has once they were rebuilt.
+# Code that creates the models, how they are trained, and the number of buckets per step after the rebuild.
 CASES = {
     "one bucket": ("models = [make('Small', bucket_cap_mb=25)]", "", 1),
     "many buckets": ("models = [make('Deep')]", "", 4),
@@ -73,7 +75,7 @@ CASES = {
 
 @pytest.fixture(params=[pytest.param("meta", marks=pytest.mark.long), "values"])
 def level(request, session) -> Iterator[str]:
-    """With values of the first steps only: the buckets of others take a short way through the kernel."""
+    """With values of the first steps only: buckets of other steps use a fast path through the kernel."""
     if request.param == "values":
         session.run(f"ValueSampling.keeps, keeps = lambda self, step: step < {KEPT}, ValueSampling.keeps", quiet=True)
         session.record("values")
@@ -99,7 +101,7 @@ def test_ddp_is_recorded_as_torch_sees_it(session, level, case):
         session.run("timers = witness.timers", quiet=True)
         timers = session.pull("timers")
         off = operations_off(session)
-        for rank in range(2) if case != "two models" else ():  # a timer is of one of them
+        for rank in range(2) if case != "two models" else ():  # a timer belongs to one of them
             off += timers_off(session.recording, cell, rank, timers[rank])
         return off
 
@@ -107,7 +109,8 @@ def test_ddp_is_recorded_as_torch_sees_it(session, level, case):
 
 
 def timers_off(recording: Recording, cell: int, rank: int, timers: list[dict[str, int]]) -> list[str]:
-    """Where the last forward and backward of each step were not when DDP's timers say. The first step is left out."""
+    """Return differences between the last forward and backward of each step and DDP's timers, without the first
+    step."""
     calls = [one for one in operations(recording, cell, rank) if one.api == "backward"]
     calls += [one for one in recording.collectives(cell=cell, rank=rank) if one.bucket is not None]
     forwards, backwards = (spans(recording, cell, rank, kind) for kind in ("forward", "backward"))
@@ -129,13 +132,15 @@ def timers_off(recording: Recording, cell: int, rank: int, timers: list[dict[str
     ]
     what = ("forwards", "communication", "first buckets", "ends of backward")
     columns = zip(what, np.array(ours, np.float64).T, np.array(theirs, np.float64).T, strict=True)
-    # The reducer looks at the time after it has waited, when its thread has a core again.
+    # The reducer reads the time after it has waited, when its thread has a core again.
     return [text for name, mine, its in columns for text in spans_off(mine, its, f"{name} of rank {rank}", 0.25)]
 
 
 def test_power_sgd(session):
-    """It calls collectives in gloo's threads, where the profiler does not look. One bucket: it also waits there, and
-    more buckets hang without us too."""
+    """PowerSGD calls collectives in gloo's threads, which the profiler does not observe.
+
+    There is one bucket, because PowerSGD also waits in these threads, and more buckets hang even without this package.
+    """
     session.run(
         f"""
 models = [make('Small', bucket_cap_mb=25)]
@@ -147,10 +152,10 @@ train(models, {STEPS})""",
     recording, cell = session.recording, cell_of_last(session)
     for rank in range(2):
         of_hook = [one for one in operations(recording, cell, rank) if one.origin == "ddp hook"]
-        # Biases and what else is not compressed, then two factors.
+        # Biases and other uncompressed data, then two factors.
         assert [sum(one.step == step for one in of_hook) for step in range(STEPS)] == [1] * 4 + [3] * (STEPS - 4)
         wholes = recording.collectives(op="comm hook powerSGD_hook", cell=cell, rank=rank)
-        # By step: a thread of gloo's tells of each as it ends, and may get the GIL after the next one.
+        # Sorted by step: a thread of gloo reports each when it ends, and may get the GIL after the next one.
         assert sorted((one.step, one.bucket, one.module) for one in wholes) == [(n, 0, "Small") for n in range(STEPS)]
         for whole in wholes:
             parts = [one for one in of_hook if one.step == whole.step]
