@@ -1,4 +1,4 @@
-"""What of a connection's words has not been acknowledged."""
+"""Data of a connection that was not acknowledged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_what_was_taken_and_what_was_not(host):
                 served.setblocking(False)
                 with pytest.raises(
                     BlockingIOError
-                ):  # nobody reads: it stays where it is when the other's buffer is full
+                ):  # the peer does not read, so data stays in the send buffer when the peer's buffer is full
                     while True:
                         served.send(bytes(1 << 16))
                 wait_until(lambda: (unacknowledged_bytes(connection) or 0) > 0)

@@ -1,4 +1,4 @@
-"""Errors of torch's whose words do not say what to do: the last line of the cell's error does."""
+"""Errors of torch without a hint: the last line of the cell's error gives one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of the functions that form and end groups: a rank accepts and refuses what torch does in a plain process.
+"""Arguments of the functions that form and end groups: a rank accepts and rejects the same as torch in a plain process.
 
 Each call of a table runs in a process without this package and on a rank, with one rank each, and must end with the
 same type of exception or with none.
@@ -283,10 +283,10 @@ _REFUSED_OTHERWISE = {  # while the session's group exists; after destroy_proces
 
 
 def _run_all(calls: list[str], is_formed: bool | None) -> str:
-    """Code that makes each call in a fresh state and evaluates to what came of each.
+    """Return code that makes each call in a fresh state, and evaluates to their outcomes.
 
     Args:
-        is_formed: whether the default group exists before; None: as each function needs it.
+        is_formed: Whether the default group exists before; None for the state that each function needs.
     """
     table = json.dumps([(not one.startswith("dist.init_") if is_formed is None else is_formed, one) for one in calls])
     loop = f"for _formed, _call in json.loads({table!r}):\n    _fresh(_formed); _ended.append(_ends(_call))"
@@ -304,7 +304,7 @@ def session_of_one(waiting_host_server) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def ends(session_of_one, tmp_path_factory) -> dict[str, Any]:
-    """For each call: what came of it in a plain process, on a rank, and on a rank without a group."""
+    """Return the outcome of each call in a plain process, on a rank, and on a rank without a group."""
     folder = str(tmp_path_factory.mktemp("files"))
     calls = [one.replace("/FOLDER", folder) for one in _CALLS]
     code = _run_all(calls, None)
@@ -349,7 +349,7 @@ def test_the_table_holds_calls_that_torch_accepts_and_calls_that_it_refuses(ends
 
 @pytest.mark.processes
 def test_a_file_that_cannot_be_written_is_refused_at_once(session_of_one, tmp_path):
-    """torch tries for five minutes."""
+    """torch itself retries for five minutes."""
     call = f"dist.init_process_group('gloo', init_method='file://{tmp_path}/missing/c', rank=0, world_size=1)"
     with pytest.raises(RankError, match=r"DistStoreError: init_method: no file can be written at .*/missing/c"):
         session_of_one.run(call)
@@ -365,7 +365,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(session_of_one, tmp_pa
     ],
 )
 def test_a_timeout_of_more_than_a_century_is_refused_with_the_limit(session_of_one, call):
-    """gloo adds it to the clock in 64 bits: operations would fail at once, or wait without an end."""
+    """gloo adds it to the clock in 64 bits: operations would fail at once, or wait forever."""
     began = "from datetime import timedelta\nif not dist.is_initialized(): dist.init_process_group()\n"
     with pytest.raises(RankError, match=r"timeout=1000000 days, 0:00:00 is too long: give at most 36,500 days"):
         session_of_one.run(began + call)

@@ -1,4 +1,4 @@
-"""Boards, on which the ranks of a group compare what they call. Ranks are threads here: each has a board of its own."""
+"""Boards, on which the ranks of a group compare their calls. Ranks are threads here, each with its own board."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMEOUT = timedelta(seconds=20)
 
 
 def on_each(boards: list[Any], work: Callable[[Any], Any]) -> list[Any]:
-    """What `work(board)` returns for each board, all at the same time."""
+    """Call `work(board)` for all boards at the same time, and return the results."""
     with ThreadPoolExecutor(len(boards)) as pool:
         return list(pool.map(work, boards))
 
@@ -37,7 +37,7 @@ def make_boards(kind, size: int, timeout: timedelta = TIMEOUT) -> list[Any]:
 
 
 def comparing(mark: int) -> Callable[[Any], Any]:
-    """Posts a call with this mark, and compares it."""
+    """Return a function that posts a call with this mark, and compares it."""
     return lambda board: board.compare(board.post(mark, True))
 
 
@@ -113,7 +113,7 @@ def test_a_rank_that_is_far_behind_passes_what_was_overwritten(ahead):
     fast, slow = make_boards(MemoryBoard, 2)
     of_slow = slow.post(1, True)
     of_fast = [fast.post(2 + number, False) for number in range(ahead + 1)]
-    assert slow.compare(of_slow) == (True, False)  # it cannot be known, and the other one does not wait for it
+    assert slow.compare(of_slow) == (True, False)  # the result cannot be known, and the other rank does not wait for it
     assert fast.compare(of_fast[0]) == (True, False)
     if ahead == memory._DEPTH:
         assert not slow.compare(slow.post(99, False)).is_same
@@ -141,7 +141,7 @@ def test_a_cut_ends_waits_on_every_rank():
 
 
 def test_who_waits_where_another_rank_was_interrupted_is_interrupted_itself():
-    """However late that comes: a rank that was interrupted has not failed."""
+    """However late the interrupt arrives: an interrupted rank has not failed."""
     waiting, spoiling = make_boards(MemoryBoard, 2)
     main, places = threading.main_thread().ident or 0, []
 
@@ -178,7 +178,7 @@ def test_who_has_not_come_in_time_is_named():
     boards[0].set_timeout(timedelta(seconds=0.1))
     with pytest.raises(RuntimeError, match=r"Timed out waiting 0.1 s for rank 1 of the group"):
         boards[0].compare(boards[0].post(1, True))
-    with pytest.raises(RuntimeError, match="Connection closed by peer"):  # it must not go on without the others
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):  # it must not continue without the others
         boards[1].compare(boards[1].post(1, True))
 
 
@@ -197,13 +197,13 @@ def test_where_the_system_does_not_tell_the_machine_no_rank_has_such_a_board(mon
 
 @pytest.mark.parametrize("other", ["elsewhere 1", "here 2"], ids=["machine", "container"])
 def test_if_one_rank_is_on_another_machine_no_rank_has_such_a_board(monkeypatch, other):
-    seen = iter(["here 1", other])  # the first who asks is rank 0, as it tells the place
+    seen = iter(["here 1", other])  # rank 0 calls first, when it sends its place
     monkeypatch.setattr(memory, "_machine", lambda: next(seen, "here 1"))
     assert make_boards(MemoryBoard, 3) == [None] * 3
 
 
 def test_a_file_that_is_another_ones_is_not_written_to(tmp_path):
-    """As where `/proc` is that of another namespace, whose processes have the same numbers."""
+    """As if `/proc` belongs to another namespace, whose processes have the same numbers."""
     with (tmp_path / "other").open("wb+") as file:
         file.write(bytes(100_000))
         file.flush()

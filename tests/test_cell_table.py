@@ -1,4 +1,4 @@
-"""The table of cells on two kinds of sessions; `tests/long` runs it on all."""
+"""The table of cells on two kinds of sessions. `tests/long` runs it on all kinds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LABEL = re.compile(r"\[(?P<ranks>[\d,-]+)\]( |$)")
 
 
 def by_rank(shown: str) -> dict[int, list[str]]:
-    """What each rank has shown, by line: on a busy machine twins may come too late to be folded."""
+    """Return the lines that each rank has shown: on a busy machine equal lines may arrive too late to be merged."""
     lines: dict[int, list[str]] = {}
     ranks: list[int] = []
     for line in shown.splitlines():
         if label := _LABEL.match(line):
             ranks, width = parse_ranks(label["ranks"], 64), label.end()
             line = line[width:]
-        elif ranks and line.startswith(" " * width):  # a further line of a value
+        elif ranks and line.startswith(" " * width):  # another line of a value
             line = line[width:]
         else:
             ranks = [-1]  # the notebook itself
@@ -35,7 +35,7 @@ def by_rank(shown: str) -> dict[int, list[str]]:
 
 
 def check(case: Case, reply: Reply, world_size: int) -> None:
-    """Compare what a cell showed with what it was to show."""
+    """Compare the output of a cell with the expected one."""
     everyone = f"[0-{world_size - 1}]"
 
     def compare(shown: str, expected: Expected, what: str) -> None:

@@ -1,4 +1,4 @@
-"""One cell on the ranks: what comes back, what it may do, and what it leaves alone."""
+"""One cell on the ranks: its result, its permitted effects, and the state that it must not change."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_result_text_and_displays_by_rank(session):
 
 
 def test_text_keeps_its_order_whoever_writes_it(session):
-    """Python, C, a subprocess and a forked child; nobody flushes."""
+    """Python, C, a subprocess and a forked child write without flushing."""
     result = session.run(
         "import ctypes, os, subprocess\n"
         "print('python')\n"
@@ -135,7 +135,7 @@ def test_a_failing_cell_keeps_what_the_script_was_handling(session):
 
 
 def test_a_loader_whose_worker_fails_is_freed_before_the_collector_comes(session):
-    """That calls what closes the queues first, and then a loader waits 5 s for each of its workers."""
+    """The collector closes the queues first, and then a loader waits 5 s for each of its workers."""
     session.run(
         "import gc, types\n"
         "from ddp_notebook.rank.cell import isolation\n"
@@ -195,7 +195,7 @@ def test_a_stop_while_ipython_itself_has_failed_does_not_lose_the_end_of_the_cel
 
 
 def test_a_forked_child_that_comes_back_is_ended(session):
-    """Without that two processes would share the rank's sockets."""
+    """Otherwise two processes would share the rank's sockets."""
     result = session.run(
         "import os\nif child := os.fork(): status = os.waitpid(child, 0)[1]\nprint('here', bool(child))"
     )
@@ -204,7 +204,7 @@ def test_a_forked_child_that_comes_back_is_ended(session):
 
 
 def test_a_cell_may_close_or_redirect_its_output(session):
-    """The end of the cell is still noticed, and the next cell prints."""
+    """The end of the cell is still detected, and the next cell can print."""
     session.run("import os, sys\nsaved = os.dup(1)\nos.close(1)")
     session.run("os.dup2(saved, 1)\nos.close(saved)")
     assert session.run("print('back')")[0].stdout == "back\n"
@@ -291,11 +291,11 @@ def test_a_failed_pull_leaves_nothing_in_the_ranks(session):
 
 
 def test_a_flood_waits_in_the_ranks(session, monkeypatch):
-    """The notebook's memory does not grow with what it cannot show in time."""
+    """The notebook's memory does not grow with output that it cannot show in time."""
 
     class Slow(io.StringIO):
         def write(self, text: str) -> int:
-            time.sleep(len(text) / 20e6)  # a front end that takes 20 MB/s
+            time.sleep(len(text) / 20e6)  # a front end that reads 20 MB/s
             return len(text)
 
     monkeypatch.setattr(sys, "stdout", Slow())
@@ -308,7 +308,7 @@ def test_a_flood_waits_in_the_ranks(session, monkeypatch):
 
 
 def test_a_flood_of_displays_waits_in_the_ranks(session):
-    """They come by the wire, which takes all that it is given, and the end of the cell came behind them."""
+    """Displays use the wire, which has no back-pressure, and the end of the cell comes after them."""
     processes = [psutil.Process(), *(psutil.Process(pid) for pid in session.ranks.pids())]
     before = [process.memory_info().rss for process in processes]
     threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -322,12 +322,12 @@ def test_a_flood_of_displays_waits_in_the_ranks(session):
 
 
 def test_presses_within_a_second_count_as_one(session, tmp_path):
-    """The cell ends behind both: one that came after it would end the test run."""
+    """The cell ends after both presses, because a later press would end the test run."""
     pressed = tmp_path / "pressed"
 
     def press_twice() -> None:
         wait_until(lambda: session._cells.watched is not None, 20)
-        time.sleep(0.3)  # the ranks are in the cell
+        time.sleep(0.3)  # the ranks run the cell
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.0005)
@@ -342,7 +342,7 @@ def test_presses_within_a_second_count_as_one(session, tmp_path):
 
 
 def test_a_press_before_the_cell_is_sent_is_not_lost(session, monkeypatch):
-    """The press comes in a callback of the garbage collector's, and Python ignores what is raised there."""
+    """The press arrives in a callback of the garbage collector, where Python ignores exceptions."""
 
     def foresee_with_press(*args):
         thing = type("Thing", (), {})()
@@ -359,7 +359,7 @@ def test_a_press_before_the_cell_is_sent_is_not_lost(session, monkeypatch):
 
 
 def test_a_group_formed_again_by_the_users_own_code(session):
-    """As in scripts: the store of the session is there, and rank 0 does not try to start one."""
+    """As in scripts: the store of the session exists, and rank 0 does not try to start one."""
     session.run("dist.destroy_process_group()\ndist.init_process_group('gloo')")
     assert session.run("x = torch.ones(1); dist.all_reduce(x); x")[0].result == "tensor([2.])"
     session.ranks.reform()
@@ -385,7 +385,7 @@ def test_a_rank_that_dies_ends_the_cell_with_its_last_words(make_session_alone):
 
 @pytest.mark.slow
 def test_importing_the_package_stays_light():
-    """The notebook's side imports no torch: a kernel without ranks stays small."""
+    """The notebook imports no torch: a kernel without ranks stays small."""
     code = "import sys, ddp_notebook.session, ddp_notebook.magics; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     assert done.stdout == "False\n"

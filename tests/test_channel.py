@@ -1,4 +1,4 @@
-"""The wire: real sockets on loopback, with strangers, cuts and bulk data."""
+"""The wire: real sockets on loopback, with unknown clients, cuts and bulk data."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ PEER = "local/0"
 
 
 def framed(seq: int, message: Message) -> list[bytes]:
-    """A message as the wire carries it."""
+    """Return a message in the form of the wire."""
     first, *rest = message.encode()
     return [Header(DATA, seq, 0, 0).pack() + first, *rest]
 
 
 @pytest.fixture(autouse=True)
 def quick_retry(monkeypatch):
-    """A piece that is asked for before the rank is connected is asked for again soon."""
+    """Shorten the retry of a piece that is requested before the rank is connected."""
     monkeypatch.setattr("ddp_notebook.wire.bulk._RETRY_S", 0.2)
 
 
@@ -75,7 +75,7 @@ def test_messages_of_several_threads_arrive_in_each_ones_order_both_ways():
 
 @pytest.mark.alone
 def test_an_interrupt_in_the_middle_of_a_send_delays_no_later_message():
-    """The stop button interrupts a flood there, and the next message is the end of the cell."""
+    """The stop button interrupts a flood in a send, and the next message is the end of the cell."""
 
     class Interrupted:
         def send(self, _: bytes) -> None:
@@ -86,7 +86,7 @@ def test_an_interrupt_in_the_middle_of_a_send_delays_no_later_message():
         rank.endpoint.send(Probe(request=0))
         w.inbox.wait_for(1)
         for number in range(1, 5):
-            time.sleep(0.4)  # until the thread has nothing to do and sleeps for a second
+            time.sleep(0.4)  # until the thread is idle and sleeps for a second
             wakes, rank.endpoint._wake_w = rank.endpoint._wake_w, Interrupted()  # type: ignore[assignment]
             with pytest.raises(KeyboardInterrupt):
                 rank.endpoint.send(Probe(request=number))
@@ -148,7 +148,7 @@ def test_a_message_carries_the_epoch_of_its_time():
 def raw_client(
     url: str, address: Address | None, identity: str = PEER
 ) -> Iterator[tuple[Any, Callable[[], list[str]]]]:
-    """A client that speaks ZeroMQ and not our protocol, and a function that lists what its connection went through."""
+    """Return a ZeroMQ client without our protocol, and a function that lists the events of its connection."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:
         client.linger = 0
         client.setsockopt(zmq.IDENTITY, identity.encode())
@@ -179,7 +179,7 @@ def test_a_stranger_is_refused_while_a_rank_works(where, has_key):
         keys = replace(own, server_key=invited.server_key) if has_key else None
         with raw_client(getattr(invited, where), keys) as (stranger, events):
             for number in range(1, 4):
-                with contextlib.suppress(zmq.Again):  # it was refused already: nothing takes what it sends
+                with contextlib.suppress(zmq.Again):  # already rejected: its messages cannot be sent
                     stranger.send_multipart(framed(number, Pull(request=666, name="x")), zmq.NOBLOCK)
             rank = w.join_at(invited)
             rank.endpoint.send(Probe(request=1))
@@ -234,7 +234,7 @@ def test_a_message_that_cannot_be_read_is_logged_and_silences_nobody(caplog):
 
 @pytest.mark.processes
 def test_an_end_reads_messages_of_all_kinds():
-    """Whatever else its process imports, except those of host servers, keepers and streams that begin."""
+    """Independent of other imports of the process, except for messages of host servers, keepers and new streams."""
     known = (
         "import ddp_notebook.wire.endpoint; from ddp_notebook.messages.encoding import _KINDS; print(*sorted(_KINDS))"
     )
@@ -259,7 +259,7 @@ def test_both_sockets_listen_on_loopback_only():
         assert {c.laddr.ip for c in listening} == {LOOPBACK}
         for number in ports:
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.2", number))  # loopback too, and not ours
+                socket.create_connection(("127.0.0.2", number))  # loopback too, but not our address
 
 
 # ---- cuts
@@ -275,7 +275,7 @@ def test_across_a_cut_every_message_arrives_once_and_in_order_both_ways():
         def say(send) -> None:
             for message in messages:
                 send(message)
-                pause.wait(0.005)  # over a second, so that the cut comes between
+                pause.wait(0.005)  # over a second, so that the cut happens in between
 
         speakers = [
             threading.Thread(target=say, args=[rank.endpoint.send]),
@@ -300,7 +300,7 @@ def test_across_a_cut_every_message_arrives_once_and_in_order_both_ways():
 
 
 def test_a_rank_that_reconnects_takes_its_identity_over():
-    """The old connection is still open for the notebook: nobody told it that the other half is gone."""
+    """The old connection is still open for the notebook, which was not notified that the other half is closed."""
     with wire() as w, proxy(w.endpoint.url) as between:
         rank = w.join(through=between)
         rank.endpoint.send(Probe(request=1))
@@ -416,7 +416,7 @@ def test_control_messages_do_not_wait_behind_bulk_data():
 def test_a_fetch_is_given_up_when_its_check_raises():
     with wire() as w:
         data = os.urandom(3_000_000)
-        w.invite("local/0")  # nobody comes
+        w.invite("local/0")  # no rank connects
         checks = []
 
         def check() -> None:
@@ -434,7 +434,7 @@ def test_a_fetch_is_given_up_when_its_check_raises():
 
 def test_closing_ends_a_fetch_that_nobody_answers():
     with wire() as w:
-        w.invite()  # and nobody comes
+        w.invite()  # no rank connects
         failed: list[BaseException] = []
 
         def fetch() -> None:
@@ -473,11 +473,11 @@ def test_a_fetch_goes_on_after_a_cut():
 
 
 def test_few_pieces_are_on_their_way_at_once(monkeypatch):
-    """A rank that is slow to answer, or to take, is not flooded."""
+    """A rank that answers or reads slowly is not flooded."""
     for kind, name in ((b"G", "fetch"), (b"T", "put")):
         with wire() as w:
             data = os.urandom(8 * PIECE_BYTES)
-            w.invite()  # and it does not come
+            w.invite()  # it does not connect
 
             def give_up() -> None:
                 raise KeyboardInterrupt
@@ -494,7 +494,7 @@ def test_few_pieces_are_on_their_way_at_once(monkeypatch):
 
 
 class Sent:
-    """A socket whose messages are listed."""
+    """A socket that records its messages."""
 
     def __init__(self, of: zmq.Socket[bytes], sent: list[list[bytes]]) -> None:
         self._of, self._sent = of, sent
@@ -563,13 +563,13 @@ def test_a_drop_during_a_transfer_does_not_wait_and_is_sent_after_it():
         ranks = {peer: w.join(peer) for peer in ("local/0", "local/1")}
         transfers = {peer: rank.bulk.hold(data) for peer, rank in ranks.items()}
 
-        def check() -> None:  # within the transfer, whose thread has the lock
+        def check() -> None:  # during the transfer, whose thread holds the lock
             if ranks["local/1"].bulk._held and not dropped:
                 w.bulk.drop("local/1", transfers["local/1"])
                 dropped.append(True)
 
         dropped: list[bool] = []
-        # the first transfer connects both: what is sent to a peer that is not there is lost
+        # The first transfer connects both: data to a missing peer is lost.
         assert w.bulk.fetch("local/1", transfers["local/1"], len(data)) == data
         transfers["local/1"] = ranks["local/1"].bulk.hold(data)
         assert w.bulk.fetch("local/0", transfers["local/0"], len(data), check) == data
@@ -584,7 +584,7 @@ def test_closing_leaves_no_thread_and_no_open_file():
     def open_files() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    with wire() as w:  # what zmq opens once for the process
+    with wire() as w:  # descriptors that zmq opens once for the process
         w.join()
     before, threads = open_files(), set(threading.enumerate())
 
@@ -604,7 +604,7 @@ def test_a_message_is_acknowledged_soon():
         rank = w.join()
         link = rank.endpoint._links[b""]
         waited_s = []
-        for number in range(4):  # the moments between two beats differ
+        for number in range(4):  # at different moments between two heartbeats
             sent = time.monotonic()
             rank.endpoint.send(Probe(request=number))
             wait_until(lambda number=number: link.sent > number)
@@ -663,7 +663,7 @@ def test_sending_after_the_end_writes_into_no_file_of_somebody_else(tmp_path):
         rank = w.join()
         fd = rank.endpoint._wake_w.fileno()
     with open(tmp_path / "mine", "w+b") as file:
-        os.dup2(file.fileno(), fd)  # as the next file that is opened may get this number
+        os.dup2(file.fileno(), fd)  # the next opened file may get this number
         try:
             rank.endpoint.send(Probe(request=1))
             rank.endpoint.close()

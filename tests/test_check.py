@@ -1,4 +1,4 @@
-"""Whether ranks agree: what each says about its variables, and what the notebook makes of it."""
+"""Consistency of variables across ranks: the fingerprints of each rank, and their comparison in the notebook."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TAIL = "; random state is the same"  # all ranks of these tests are in one proce
 
 
 def agreement_of(*namespaces: Mapping[str, Any], names=()) -> Agreement:
-    """Both rounds, on namespaces that stand for ranks. What the ranks say travels as JSON."""
+    """Run both rounds on namespaces that represent ranks. Fingerprints are converted to JSON and back."""
     spaces = dict(enumerate(namespaces))
     found = compare({rank: json.loads(json.dumps(fingerprints(space, names))) for rank, space in spaces.items()})
     if not found.differing_entries:
@@ -40,12 +40,12 @@ def agreement_of(*namespaces: Mapping[str, Any], names=()) -> Agreement:
 
 
 def lines_of(*namespaces: Mapping[str, Any], names=()) -> list[str]:
-    """The entries that differ, as they are shown."""
+    """Return the lines of the differing entries."""
     return [line[2:] for line in repr(agreement_of(*namespaces, names=names)).split("\n") if line.startswith("  ")]
 
 
 def line_of(*values: Any) -> str:
-    """The same for a variable `x` that has these values on the ranks."""
+    """Return the line for a variable `x` with these values on the ranks."""
     (line,) = lines_of(*({"x": value} for value in values), names=["x"])
     return line
 
@@ -55,7 +55,7 @@ def same(*values: Any) -> bool:
 
 
 def trained(*, steps: int = 2, change: float = 0.0) -> dict[str, Any]:
-    """What a cell of a tutorial leaves behind."""
+    """Return the variables after a cell of a tutorial."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
@@ -514,7 +514,7 @@ def test_a_part_of_the_data_that_no_rank_reads(ranks, parts, wrong):
     assert [wrong in mistake for mistake in agreement.mistakes] == [True] * bool(wrong), agreement
     assert all("loader.sampler.rank is " in mistake for mistake in agreement.mistakes)
     answers = {rank: fingerprints(space) for rank, space in enumerate(spaces)}
-    assert not compare(answers, is_whole=False).mistakes  # the others have a part each, for all that is known
+    assert not compare(answers, is_whole=False).mistakes  # the other ranks may have different parts
 
 
 def test_a_loader_of_which_each_rank_reads_everything():
@@ -599,7 +599,7 @@ class Refuses(torch.Tensor):
 
 
 class Tagged(torch.Tensor):
-    """A tensor with a name of its own, as in torchvision."""
+    """A tensor subclass, as in torchvision."""
 
 
 class BrokenState(torch.optim.lr_scheduler.LRScheduler):
@@ -657,7 +657,7 @@ def test_a_subclass_that_only_has_a_name_is_compared():
 
 @pytest.fixture
 def four_ranks():
-    """This process as rank 1 of a group that is not there: every operation succeeds, and does nothing."""
+    """Make this process rank 1 of a fake group: every operation succeeds without effect."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
@@ -687,7 +687,7 @@ def test_buffers_that_ddp_has_not_sent_yet(four_ranks):
 
 
 def test_compiled_and_checkpointed_modules_have_their_users_names():
-    class OptimizedModule(nn.Module):  # as torch.compile's, whose import takes seconds
+    class OptimizedModule(nn.Module):  # like that of torch.compile, whose import takes seconds
         def __init__(self, inner: nn.Module) -> None:
             super().__init__()
             self._orig_mod = inner

@@ -1,4 +1,4 @@
-"""Cleaners and users remove temporary folders at any time: sessions go on, and no rank is ended in vain."""
+"""Cleaners and users remove temporary folders at any time: sessions continue, and no rank is killed unnecessarily."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.conftest import wait_until
 
 
 def files() -> list[Path]:
-    """Return what this package has in the temporary and in the runtime directory."""
+    """Return the files of this package in the temporary and in the runtime directory."""
     return [*Path(tempfile.gettempdir()).glob("ddp_notebook*"), *Path(os.environ["XDG_RUNTIME_DIR"]).iterdir()]
 
 
@@ -100,7 +100,7 @@ def test_a_restart_that_cannot_succeed_ends_no_rank(make_session):
     session.run("kept = 1")
     folder = Path(session._hosts.all[0].directory)
     shutil.rmtree(folder)
-    folder.symlink_to("/tmp")  # what another user can leave in a folder that all may write to
+    folder.symlink_to("/tmp")  # another user can create this in a folder that all users may write to
     try:
         with pytest.raises(StartError, match=r"is a link.*none was ended: 2 of 2 ranks live, with their variables"):
             session_commands.restart(session)
@@ -258,7 +258,7 @@ except FileNotFoundError:
 
 @pytest.mark.processes
 def test_a_tensor_is_pulled_into_a_notebook_whose_working_directory_was_removed():
-    """oneMKL ends a process that imports torch in such a directory, and with it the notebook."""
+    """oneMKL ends a process that imports torch in such a directory, and the notebook with it."""
     code = _UNPICKLE_IN_A_REMOVED_DIRECTORY
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (0, "<class 'torch.Size'>\nstill removed\n"), ended.stderr

@@ -1,4 +1,4 @@
-"""ipyparallel's own tools on the same engines."""
+"""The tools of ipyparallel on the same engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conftest import wait_until
 
 @pytest.fixture(autouse=True)
 def close_the_client(session):
-    """Its sockets belong to one test."""
+    """Close the client, whose sockets belong to one test."""
     yield
     session._parts.client.close()
 
@@ -57,7 +57,7 @@ def test_px_text_goes_to_its_client_and_ours_to_us(session):
 
 
 def test_displays_are_our_cells_again_after_one_of_px(session):
-    """The kernel is told for each cell which message it answers, and more than that after a message of the client's."""
+    """The kernel receives for each cell the message that it answers, and more after a message of the client."""
     parents = """
 shell = get_ipython()
 headers = shell.kernel.get_parent()["header"], shell.displayhook.parent_header, shell.display_pub.parent_header
@@ -75,10 +75,10 @@ ids = {header["msg_id"] for header in (*headers, shell.parent_header["header"])}
 
 
 def test_a_client_hears_what_engines_publish_before_it_is_used(session, monkeypatch):
-    """Or what its first call prints could be lost, and with it that call's end, for which ipyparallel waits."""
+    """Otherwise the output of its first call could be lost, including the call's end, for which ipyparallel waits."""
 
     class Slow(ipyparallel.Client):
-        """Its subscription takes a while, as on a busy machine."""
+        """A client with a slow subscription, as on a busy machine."""
 
         def _setup_streams(self) -> None:
             self._iopub_socket.setsockopt(zmq.UNSUBSCRIBE, b"")
@@ -127,13 +127,13 @@ def test_its_interrupt_reaches_a_px_cell(session, tmp_path):
 
 
 def test_without_a_controller_all_else_goes_on(make_session_alone):
-    """And it is started again, with the same engines, at the next use of `client`."""
+    """The next use of `client` starts it again, with the same engines."""
     session = make_session_alone(2)
     client = session.client
     assert client.ids == [0, 1]
     waiting = client[:].apply_async(time.sleep, 1)
     controller = psutil.Process(session.ranks.pids("controller")[0])
-    for process in controller.children(recursive=True)[:4]:  # without them it would take calls and never answer
+    for process in controller.children(recursive=True)[:4]:  # without them it would accept calls and never answer
         with contextlib.suppress(psutil.NoSuchProcess):  # the controller may have noticed the first one already
             process.kill()
     wait_until(lambda: not session.ranks.pids("controller"))
@@ -178,7 +178,7 @@ def test_a_call_of_a_load_balanced_view_names_the_rank_that_died_with_it(make_se
     with pytest.raises(
         ipyparallel.RemoteError, match=r"rank 1 died \(killed by SIGKILL\), .*%ddp_heal replaces it"
     ) as raised:
-        waiting.get(10)  # the controller gives the reply 5 s to arrive
+        waiting.get(10)  # the controller waits 5 s for the reply
     assert "died while running" not in str(raised.value.render_traceback())
 
 
@@ -217,7 +217,7 @@ def _binds(listener: socket.socket, port: int) -> bool:
 
 @pytest.mark.long
 def test_a_controller_waits_for_its_ports_and_is_started_again_where_it_ends_meanwhile(make_session_alone):
-    """Schedulers of one that was killed have its sockets until the last of their threads has ended."""
+    """Schedulers of a killed controller keep its sockets until their last thread has ended."""
     session = make_session_alone(2)
     url = session.client._config["registration"]
     os.kill(session.ranks.pids("controller")[0], signal.SIGKILL)
@@ -238,7 +238,7 @@ def test_a_controller_waits_for_its_ports_and_is_started_again_where_it_ends_mea
 def test_the_controller_is_started_by_its_first_use_and_knows_who_was_replaced_before(make_session_alone):
     session = make_session_alone(2)
     assert session.ranks.pids("controller") == []
-    for replaced, controllers in ((1, 0), (0, 1), (1, 1)):  # ranks, and how many controllers there are then
+    for replaced, controllers in ((1, 0), (0, 1), (1, 1)):  # replaced ranks, and number of started controllers
         pid = session.ranks.pids()[replaced]
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda pid=pid: pid not in session.ranks.pids())
@@ -250,7 +250,7 @@ def test_the_controller_is_started_by_its_first_use_and_knows_who_was_replaced_b
 
 
 def hear_late(client, notification: str) -> None:
-    """Have a client take in notifications of a kind as late as on a busy machine."""
+    """Delay notifications of a kind in a client, as on a busy machine."""
     hear = client._notification_handlers[notification]
 
     def late(message):

@@ -1,4 +1,4 @@
-"""Batches survive their binary form, and what is no batch is refused: never another error, never a wrong row."""
+"""Batches survive their binary encoding. Invalid data is rejected with the right error, and never gives wrong rows."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def test_rows_of_an_earlier_form_have_zeros_for_what_it_lacks(monkeypatch, table
 
 
 def mangled(data, chance):
-    """The bytes with some flipped, cut, added, or moved."""
+    """Return the bytes with random changes: flipped, cut, added, or moved."""
     data = bytearray(data)
     for _ in range(chance.choice([1, 1, 1, 2, 5])):
         at = chance.randrange(len(data)) if data else 0
-        # The head, with its lengths, and the JSON are where most can go wrong.
+        # The head, with its lengths, and the JSON are the most sensitive parts.
         at = min(at, chance.choice([20, 100, len(data)]))
         what = chance.choice(["flip", "cut", "insert", "remove", "repeat", "swap"])
         if what == "flip" and data:
@@ -108,7 +108,7 @@ def test_bytes_that_were_damaged_are_refused_or_still_the_same():
 
 
 def sealed(body, tables):
-    """Bytes whose checksum is right."""
+    """Return bytes with a valid checksum."""
     return struct.pack("<4sHHIQ", b"DDPB", VERSION, tables, zlib.crc32(body), len(body)) + body
 
 
@@ -169,7 +169,7 @@ def test_random_bytes_are_refused():
         for data in (body, b"DDPB" + body, sealed(body, 1), sealed(struct.pack("<I", 4) + body, 0)):
             for read in (decode, skim, lambda data: list(decode_all(data))):
                 try:
-                    assert read(data) == []  # a file of which only a begin was written
+                    assert read(data) == []  # a file of which only the start was written
                 except CodecError:
                     pass
 

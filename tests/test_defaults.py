@@ -1,4 +1,4 @@
-"""Defaults of a site: what they change of a start, and what is said of a line that is wrong."""
+"""Defaults of a site: their effect on a start, and messages about invalid lines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ command = "ssh -F /etc/cluster"
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Writes the file where it is looked for. Returns its path."""
+    """Return a function that writes the defaults file and returns its path."""
 
     def write(text: str) -> Path:
         path = tmp_path / "site.toml"

@@ -1,4 +1,4 @@
-"""The accelerators of a host: NVIDIA's GPUs, which of them CUDA_VISIBLE_DEVICES leaves, and those that torch lists."""
+"""The accelerators of a host: NVIDIA's GPUs, their selection by CUDA_VISIBLE_DEVICES, and devices listed by torch."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_find_takes_a_position_or_a_uuid():
 
 
 def put_driver(folder, monkeypatch, script: str) -> None:
-    """A tool in the place of nvidia-smi."""
+    """Install a program that replaces nvidia-smi."""
     tool = folder / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\n{script}\n")
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
@@ -130,7 +130,7 @@ def test_cores_are_those_that_this_process_may_use():
 
 
 def test_a_gpu_that_is_named_twice_leaves_none():
-    """As CUDA and torch.cuda count: `_parse_visible_devices` says "Repeated id results in empty set"."""
+    """Same as CUDA and torch.cuda: `_parse_visible_devices` contains "Repeated id results in empty set"."""
     assert seen("0,0") == []
     assert seen("0,1,0") == []
     assert seen("GPU-77,GPU-77aa") == []
@@ -150,7 +150,7 @@ def test_a_tool_that_says_something_else_means_no_gpus(tmp_path, monkeypatch):
 
 
 def built_for(kind: str | None, count: int, *, hip: str | None = None, lacks: tuple[str, ...] = ()) -> Any:
-    """The interface of a torch that is built for a kind of device, on a machine that has some."""
+    """Return the interface of a torch build for a kind of device, on a machine that has some."""
     module = SimpleNamespace(
         get_device_name=lambda index: f"Model {index}",
         get_device_properties=lambda index: SimpleNamespace(total_memory=64 << 30),
@@ -169,7 +169,7 @@ def built_for(kind: str | None, count: int, *, hip: str | None = None, lacks: tu
 
 
 def with_backends(*available: str, **of_plug_ins: str) -> Any:
-    """`torch.distributed`, with torch's own table of backends, on a build that has some."""
+    """Return `torch.distributed` with torch's table of backends, on a build with some of them."""
 
     def default(kind: str) -> str:
         return of_plug_ins.get(kind) or torch.distributed.get_default_backend_for_device(kind)

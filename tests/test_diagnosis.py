@@ -1,4 +1,4 @@
-"""Who waits for whom: verdicts on what ranks were seen in."""
+"""Waits between ranks: verdicts from the observed states of ranks."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_stuck_is_who_cannot_go_on_whatever_the_running_ones_do():
 
 
 def test_a_rank_that_is_further_in_the_group_is_through():
-    """A broadcast's source goes on before the others have it."""
+    """The source of a broadcast continues before the others have the data."""
     seen = views(waits(0, "all_reduce", 6), *[waits(r, "broadcast", 5) for r in (1, 2, 3)])
     assert Absences(seen)[0] == {1, 2, 3}
     assert Absences(seen)[1] == set()
@@ -153,7 +153,7 @@ def test_a_rank_that_is_further_in_the_group_is_through():
 
 
 def test_groups_of_one_title_are_told_apart():
-    """As those of one dimension of a mesh are called."""
+    """Groups of one dimension of a mesh have the same title."""
     seen = views(
         *(waits(rank, "all_reduce", 5, group="mesh_tp", ranks=(rank, rank + 1)) for rank in (0, 2)), at(1), ended(3)
     )
@@ -186,7 +186,7 @@ def test_rows_of_the_table():
 
 
 def test_a_thread_that_waits_is_named_and_its_rank_goes_on():
-    """The main thread may yet do what the others need: nobody is stuck."""
+    """The main thread may still do what the others need, so the session is not stuck."""
     operation = waits(0, "all_reduce", 5, ranks=(0, 1)).operation
     place = "thread 'worker' at cell line 3 in work"
     seen = views(

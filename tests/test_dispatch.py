@@ -1,4 +1,4 @@
-"""Where messages of ranks go, without ranks."""
+"""Dispatch of rank messages, without ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddp_notebook.run.session_parts import SessionParts
 
 
 def of_ranks() -> set[type[Message]]:
-    """The kinds of messages that ranks send: the right half of the table in `messages.ranks`."""
+    """Return the kinds of messages that ranks send: the right half of the table in `messages.ranks`."""
     lines = (ranks.__doc__ or "").splitlines()
     [at] = [line.index("rank -> notebook") for line in lines if "rank -> notebook" in line]
     names = {line[at:].split()[0] for line in lines if line.startswith("    ") and line[at - 1 : at] == " "}
@@ -43,7 +43,7 @@ def test_what_comes_before_anybody_is_there_is_nobodys():
 
 
 def test_every_message_of_a_rank_has_a_handler(tmp_path):
-    """Those of the start are the cluster's own."""
+    """The cluster itself handles those of the start."""
     kinds = of_ranks()
     assert len(kinds) > 10 and {CellDone, Vitals, Hello} < kinds
     dispatch = Dispatch()

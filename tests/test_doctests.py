@@ -1,6 +1,6 @@
-"""The examples in the package's docstrings: what needs no ranks as it stands, what needs them with two ranks.
+"""The examples in the package's docstrings: without ranks if possible, otherwise with two ranks.
 
-Ranks know in these examples what a user has defined there before: `x`, `model`, `losses`, as in `_ON_THE_RANKS`.
+In these examples ranks have variables that a user has defined before: `x`, `model`, `losses`, as in `_ON_THE_RANKS`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 _PACKAGE = Path(ddp_notebook.__file__).parent
 _OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
-# An example with one of these in it starts processes of its own.
+# Examples that contain one of these start processes themselves.
 _STARTS = ("ddp_notebook.start(", "ddp_notebook.check(", "Host(")
 _NEEDS_RANKS = ("session.", "lessons.")
 _ON_THE_RANKS = """
@@ -51,7 +51,7 @@ os.mkdir("checkpoints")
 torch.save(model, "checkpoints/1.pt")
 """
 
-# Examples that no test runs, and why.
+# Examples that no test runs, with the reasons.
 _SKIPPED = {
     "SessionFiles.sync": "there are no hosts that do not share the folder",
     "Recording.calls": "it needs a program of remote calls; tests.rpc.test_recorded has some",
@@ -61,7 +61,7 @@ _SKIPPED = {
 
 
 def _examples() -> Iterator[doctest.DocTest]:
-    """One for each docstring that has examples. Nothing is imported for that."""
+    """Yield one test for each docstring with examples, without importing modules."""
     parser = doctest.DocTestParser()
     for path in sorted(_PACKAGE.rglob("*.py")):
         parts = path.relative_to(_PACKAGE.parent).with_suffix("").parts
@@ -75,7 +75,7 @@ def _examples() -> Iterator[doctest.DocTest]:
 
 
 def _docstrings(node: ast.AST, name: str = "") -> Iterator[tuple[str, str, int]]:
-    """Of a module or class, and of all that is defined in it: name, text and line."""
+    """Yield name, text and line of the docstrings in a module or class, including nested ones."""
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     if isinstance(node, documented) and (text := ast.get_docstring(node)):
         yield name, text, node.body[0].lineno - 1
@@ -97,12 +97,14 @@ def _identity(test: doctest.DocTest) -> str:
 _ALL = list(_examples())
 _STARTING = [test for test in _ALL if any(name in _code(test) for name in _STARTS)]
 _WITH_RANKS = [test for test in _ALL if test not in _STARTING and any(name in _code(test) for name in _NEEDS_RANKS)]
-_WITH_RANKS.sort(key=lambda test: "lessons.mesh" in _code(test))  # it trains, and a report is about the last training
+# it trains, and a report is about the last training run
+_WITH_RANKS.sort(key=lambda test: "lessons.mesh" in _code(test))
 _PURE = [test for test in _ALL if test not in _STARTING + _WITH_RANKS]
 
 
 def _run(test: doctest.DocTest, **names: Any) -> None:
-    """Run the examples of a docstring where its module's names are known, the two that users import, and these."""
+    """Run the examples of a docstring with the names of its module, two names that users import, and the given
+    names."""
     module = importlib.import_module(test.globs["__name__"])
     test.globs = {**vars(module), "ddp_notebook": ddp_notebook, "lessons": lessons, **names}
     report: list[str] = []
@@ -135,7 +137,7 @@ def test_every_example_is_run():
 def test_an_example_that_starts_processes_is_right(test):
     _run(
         test, LocalTransport=LocalTransport
-    )  # ways are known to the server that waits only, so the module has not this name
+    )  # ways are known only to the idle server, so the module does not have this name
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +148,7 @@ def prepared(session):
 
 @contextmanager
 def _a_cell_that_waits(session) -> Iterator[None]:
-    """A cell that goes on on rank 1 until somebody ends it."""
+    """Run a cell on rank 1 until it is ended from outside."""
 
     def run() -> None:
         with pytest.raises(KeyboardInterrupt):
@@ -166,7 +168,7 @@ def _a_rank_that_died(session) -> Iterator[None]:
     yield
 
 
-# What happens just before the examples of a docstring.
+# Context of the examples of a docstring.
 _SCENES: dict[str, Callable[[Any], AbstractContextManager[None]]] = {
     "Session.interrupt": _a_cell_that_waits,
     "SessionRanks.heal": _a_rank_that_died,

@@ -1,4 +1,4 @@
-"""What a rank inherits, and what a host server must have been started with."""
+"""The environment that a rank inherits, and the variables that a host server needs at its start."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_is_read_at_import_is_told_from_the_rest():
 def test_a_value_that_counts_makes_a_difference_and_another_one_does_not():
     assert import_time({**USER, "TORCH_DISTRIBUTED_DEBUG": "OFF"}) != import_time(USER)
     assert import_time({**USER, "NCCL_DEBUG": "WARN", "CUDA_VISIBLE_DEVICES": "1"}) == import_time(USER)
-    for name in THREAD_COUNTS:  # a rank sets these by call
+    for name in THREAD_COUNTS:  # a rank sets these by a call
         assert import_time({**USER, name: "7"}) == import_time(USER)
 
 

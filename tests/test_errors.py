@@ -1,4 +1,4 @@
-"""Errors as a user reads them."""
+"""Errors as shown to the user."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def test_of_many_different_errors_the_first_are_shown():
 
 
 def test_a_traceback_in_which_only_numbers_differ_is_shown_once():
-    """As where a message names the rank, a process or an address; what each rank says stands in the last line."""
+    """For example if a message contains the rank, a process or an address. The last line contains the variants of each
+    rank."""
     tracebacks = {rank: ["frame 1", f"E: worker {1000 + rank} at 0x7f{rank}a died"] for rank in range(3)}
     told = RankError({**tracebacks, 3: ["frame 2", "F: no"]}, {0: "E: 1000", 1: "E: 1001", 2: "E: 1002", 3: "F: no"})
     shown = told._render_traceback_()
@@ -136,7 +137,7 @@ def test_a_long_message_is_not_repeated_for_the_sake_of_a_number():
 
 
 def test_a_summary_says_what_a_message_says_first():
-    """That of `mp.spawn` begins with empty lines, and ends with the child's error."""
+    """The message of `mp.spawn` starts with empty lines, and ends with the error of the child."""
     spawned = (
         "ProcessRaisedException: \n\n-- Process 0 terminated with the following error:\n"
         "Traceback (most recent call last):\n  File ...\nValueError: bad batch\n"

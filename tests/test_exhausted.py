@@ -1,7 +1,7 @@
 """Resources of a rank and of the notebook's machine are used up for real.
 
-One sentence names the rank, the resource, the amount in use and the limit. Nothing waits, nothing is lost, and
-everything works again once there is room.
+One sentence contains the rank, the resource, the amount in use and the limit. Nothing blocks, nothing is lost, and
+everything works again when the resource is available.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def took_s(call, *args, **options) -> float:
 
 
 def check_it_goes_on(session, sentence: str, free: str) -> None:
-    """With a resource of rank 1 used up: everything but that works, without a wait, and all of it afterwards."""
+    """Check that everything else works without waiting while a resource of rank 1 is used up, and everything
+    afterwards."""
     assert re.search(sentence, repr(session.status())), session.status()
     with pytest.raises(RankError, match="ZeroDivisionError: division by zero") as failed:
         session.run("1/0")
@@ -116,7 +117,7 @@ def test_file_descriptors_of_a_rank(make_session, capfd):
 
 
 def test_a_limit_of_descriptors_below_those_that_are_open(make_session, capfd):
-    """The reserve does not help: a descriptor has to be less than the limit."""
+    """The reserve does not help: a descriptor must be less than the limit."""
     session = make_session(2)
     session.run(
         "import resource\nkept, before = 'kept', resource.getrlimit(resource.RLIMIT_NOFILE)\n"
@@ -140,7 +141,7 @@ def test_a_limit_of_descriptors_below_those_that_are_open(make_session, capfd):
 
 @pytest.mark.long
 def test_client_and_rpc_without_file_descriptors(make_session, capfd):
-    """Both say what has run out, and work once there are descriptors again."""
+    """Both report the exhausted resource, and work again when there are descriptors."""
     session = make_session(2)
     session.run(f"kept = 'kept'{USE_UP_DESCRIPTORS}")
     init_rpc = "from torch.distributed import rpc; rpc.init_rpc(f'w{rank}', rank=rank, world_size=2)"
@@ -181,7 +182,7 @@ def test_memory_of_a_rank(make_session, limit):
     with pytest.raises(RankError, match=rf"can't allocate memory.*{OUT_OF_MEMORY}"):
         session.run("if rank == 1: torch.ones(8 << 20)")
     with pytest.raises(RankError, match=rf"MemoryError: {OUT_OF_MEMORY}"):
-        session.run(f"'{'x' * 1_000_000}'")  # the parser of Python needs more memory for it
+        session.run(f"'{'x' * 1_000_000}'")  # Python's parser needs more memory for it
     assert session.pull("kept")[1] == "kept"
     check_it_goes_on(session, OUT_OF_MEMORY, "bag.clear()")
 
@@ -190,7 +191,7 @@ def test_memory_of_a_rank(make_session, limit):
 
 
 def test_the_compiler_fails_without_a_word(make_session):
-    """Without memory, the parser of Python 3.11 at times sets no exception. The test raises the error of that case."""
+    """Without memory, the parser of Python 3.11 sometimes sets no exception. The test raises the error of that case."""
     session = make_session(2)
     raises = "SystemError('<built-in function compile> returned NULL without setting an exception')"
     fails = f"def fail(*_, **__): raise {raises}\nget_ipython().compile.ast_parse = fail"
@@ -213,7 +214,7 @@ def test_a_stop_without_memory(make_session):
 
 
 def test_the_state_of_a_rank_is_read_with_its_reserve(make_session):
-    """A rank without memory reports its state all the same: it reads the state again with the reserve."""
+    """A rank without memory still reports its state: it reads the state again with the reserve."""
     session = make_session(1)
     session.run(
         "from ddp_notebook.rank import reserve\n"
@@ -228,7 +229,7 @@ def test_the_state_of_a_rank_is_read_with_its_reserve(make_session):
 
 @pytest.mark.long
 def test_a_thread_that_takes_all_memory(make_session):
-    """It takes the reserve too as soon as a rank uses that. No cell is lost: each ends, also one that is not read."""
+    """The thread also takes the reserve when a rank uses it. No cell is lost: each one ends, even if it is not read."""
     session = make_session(2)
     session.run(f"kept = 'kept'{_USE_UP_MEMORY % 'AS'}")
     with contextlib.suppress(RankError):
@@ -272,7 +273,7 @@ def test_threads_of_a_rank(make_session):
 
 @contextlib.contextmanager
 def mounted(folder: Path, options: str):
-    """A small file system in memory."""
+    """Mount a small file system in memory."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
     try:
@@ -282,7 +283,7 @@ def mounted(folder: Path, options: str):
 
 
 def controlled_by(controller: str, limit: str) -> Path:
-    """A new cgroup with this limit, in version 1 or 2; skips the test where none can be made."""
+    """Create a cgroup with this limit, in version 1 or 2. Skip the test if this is not possible."""
     name = f"ddp_notebook-test-{uuid.uuid4().hex}"
     for root in (Path("/sys/fs/cgroup", controller), Path("/sys/fs/cgroup")):
         folder = root / name
@@ -305,7 +306,7 @@ def pids_cgroup():
 
 @pytest.fixture
 def memory_cgroup():
-    """A cgroup of 1,200 MiB."""
+    """Create a cgroup of 1,200 MiB."""
     version_1 = Path("/sys/fs/cgroup/memory").exists()
     folder = controlled_by("memory", limit := "memory.limit_in_bytes" if version_1 else "memory.max")
     (folder / limit).write_text(str(1200 << 20))
@@ -345,7 +346,7 @@ if rank == 1:
 
 
 def in_program(program: str, *before: str, **env: str) -> list[str]:
-    """The lines that a program prints."""
+    """Return the lines that a program prints."""
     command = [*before, sys.executable, "-c", program]
     env = {**os.environ, "PYTHONPATH": str(_ROOT), **env}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
@@ -356,7 +357,7 @@ def in_program(program: str, *before: str, **env: str) -> list[str]:
 @pytest.mark.long
 @AS_ROOT
 def test_the_oom_killer(memory_cgroup):
-    """The error of a rank that it killed names it; the error of a rank that was killed by hand does not."""
+    """The error of a rank names the OOM killer only if it has killed the rank."""
     lines = in_program(f"""
 import os, re, signal, ddp_notebook
 open("{memory_cgroup}/cgroup.procs", "w").write(str(os.getpid()))
@@ -445,7 +446,7 @@ def test_the_disk_of_a_rank(make_session, tmp_path, options, sentence, use_up):
 @pytest.mark.long
 @AS_ROOT
 def test_the_disk_of_the_notebooks_machine(tmp_path):
-    """A start says what is full, and a session whose logs have no room goes on, and keeps later text again."""
+    """A start reports the full disk. A session without space for its logs continues, and keeps later text again."""
     program = """
 import os, pathlib, ddp_notebook
 small = pathlib.Path(os.environ["TMPDIR"])
@@ -482,7 +483,7 @@ except ddp_notebook.StartError as error:
 @AS_ROOT
 @pytest.mark.parametrize("write", ["save", "save_html", "save_trace", "fetch"])
 def test_the_disk_that_a_user_writes_to(tmp_path, write):
-    """One sentence, and no part of the file stays."""
+    """One sentence, and no part of the file remains."""
     recording = simulate(world_size=2, steps=3)
     with mounted(tmp_path / "small", "size=1m") as folder:
         (folder / "full").write_bytes(bytes(1 << 20))
@@ -500,7 +501,7 @@ def test_the_disk_that_a_user_writes_to(tmp_path, write):
 
 
 def test_file_descriptors_of_the_notebook(make_session):
-    """The notebook's own: a start says so, and the session that runs goes on."""
+    """The notebook itself has none: a start reports it, and the running session continues."""
     session = make_session(2)
     session.run("kept = 'kept'")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -521,7 +522,7 @@ def test_file_descriptors_of_the_notebook(make_session):
 
 @pytest.mark.long
 def test_file_descriptors_of_the_host_server(make_session):
-    """Cells go on and no variable is lost. A heal says why it cannot start a rank."""
+    """Cells continue and no variable is lost. A heal reports why it cannot start a rank."""
     session = make_session(2)
     session.run("import os; kept = 'kept'")
     server = int(session.run("os.getppid()", ranks=0, quiet=True)[0].result)
@@ -603,7 +604,7 @@ with open({str(tmp_path / "file")!r}, "wb", buffering=0) as file:
         DDPNotebookError, match=r"killed by SIGXFSZ: a file may have 2,000 bytes at most \(RLIMIT_FSIZE\)"
     ):
         session.run(write, ranks=1)
-    with pytest.raises(DDPNotebookError, match=r"killed by SIGXCPU($|[^:])"):  # it comes from elsewhere
+    with pytest.raises(DDPNotebookError, match=r"killed by SIGXCPU($|[^:])"):  # it has another cause
         session.run("import os, signal, time; os.kill(os.getpid(), signal.SIGXCPU); time.sleep(60)", ranks=0)
 
 

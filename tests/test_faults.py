@@ -1,4 +1,4 @@
-"""Cells that once hung a session for good."""
+"""Cells that once blocked a session forever."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_results_keep_the_last_form_of_a_display(session):
 
 
 def test_the_death_of_a_rank_that_does_not_run_the_cell_is_told_to_the_next(make_session_alone, capsys):
-    """The last test: it takes the module's session."""
+    """The last test: it replaces the module's session."""
     session = make_session_alone(2)
     future = session.submit("import time; time.sleep(1); print('done')", ranks=0)
     import os

@@ -1,4 +1,4 @@
-"""Features can be left out: without one, and without all of them, ranks run cells, show output, stop and heal."""
+"""Features can be left out: without one or all of them, ranks run cells, show output, stop and heal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_core(session, capsys) -> None:
 
 
 def loaded(session, modules: list[str]) -> set[str]:
-    """The modules of these folders that the ranks have imported."""
+    """Return the modules in these folders that the ranks have imported."""
     folders = tuple(f"{one}." for one in modules)
     code = f"__import__('json').dumps([m for m in __import__('sys').modules if (m + '.').startswith({folders})])"
     found = session.run(code)
@@ -58,7 +58,7 @@ def test_the_core_works_without(off, make_session, monkeypatch, capsys):
 def test_the_core_imports_no_feature():
     known = modules()
     of_features = tuple(f"{module}." for module in _MODULES.values())
-    apart = ("ddp_notebook.rank.script.",)  # ranks of torchrun, which choose what they load
+    apart = ("ddp_notebook.rank.script.",)  # ranks of torchrun, which select their own modules
     core = [
         name
         for name in known
@@ -86,7 +86,7 @@ _NOTEBOOK = {
         ["ddp_torchrun"],
     ),
 }
-# Imported at their first use.
+# Imported on first use.
 _LATER = [f"ddp_notebook.{name}" for name in ("lessons", "launch.keep", "launch.starters")]
 _CELLS = f"""
 import sys

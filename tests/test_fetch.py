@@ -1,4 +1,4 @@
-"""Files of ranks, brought to the notebook."""
+"""Copies of files from ranks to the notebook."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OLD = 10**18
 
 @pytest.fixture
 def folder(tmp_path):
-    """Where ranks work."""
+    """Create the working folder of the ranks."""
     made = tmp_path / "ranks"
     for path in ("a.txt", "runs/1/model.pt", "runs/1/log.txt", "runs/2/model.pt", "runs/.hidden", "[odd].txt"):
         (made / path).parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def folder(tmp_path):
 
 
 def test_files_of_two_hosts_are_two_where_only_what_is_in_them_differs(folder):
-    """Written in the same tick of the clock, and each the first of its file system."""
+    """Written in the same clock tick, and each the first file of its file system."""
     [one] = files.find(f"{folder}/a.txt")
     with open(folder / "a.txt", "r+") as file:
         file.write("A")
@@ -182,7 +182,7 @@ def test_a_line_of_progress(capsys, monkeypatch):
 
 @pytest.fixture
 def ranks(session, folder):
-    """A session whose ranks are in the folder."""
+    """Start a session whose ranks are in the folder."""
     session.run(f"import os; os.chdir({str(folder)!r})", quiet=True)
     yield session
     session.run("os.chdir('/')", quiet=True)

@@ -27,7 +27,7 @@ def test_a_line_holds_a_message():
 
 def test_a_message_of_another_version_names_both_versions():
     other = to_line(StartSshServer(wire=VERSION + 1, env={}, lease_s=1.0))
-    for line in (other, other.replace(b'"lease_s"', b'"lease"')):  # other fields too
+    for line in (other, other.replace(b'"lease_s"', b'"lease"')):  # with other fields too
         with pytest.raises(OtherVersionError, match=f"version {VERSION + 1} .* version {VERSION}:"):
             from_line(line, StartSshServer)
 

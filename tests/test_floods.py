@@ -1,4 +1,4 @@
-"""Cells whose output no front end can take: stopped by one press, and shown to their last value."""
+"""Cells with more output than any front end can process: one press stops them, and the last value is shown."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_widget_is_there_before_its_view_and_its_values_come_in_order(ranks):
 
 
 def test_ranks_answer_while_their_cell_floods(ranks, begun):
-    """In the background, as a cell in front takes the prompt."""
+    """In the background, because a foreground cell blocks the prompt."""
     message = ranks.start(code_of("custom messages", begun, "%%on_all_ranks --background"))
     ranks.finish(message)
     until = time.monotonic() + 20

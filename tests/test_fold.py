@@ -1,4 +1,4 @@
-"""Lines of several ranks, folded."""
+"""Merged lines of several ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def line(text: str) -> Item:
 
 
 def folded(*texts: str) -> list[tuple[str, str]]:
-    """What comes of one string of lines (a character each) per rank, all at once: `(ranks, line)`."""
+    """Return the result of one string of lines (a character each) per rank, all at once: `(ranks, line)`."""
     fold = Fold()
     for rank, text in enumerate(texts):
         for character in text:
@@ -35,7 +35,7 @@ def folded(*texts: str) -> list[tuple[str, str]]:
         (("axb", "ayb"), "01a 0x 1y 01b"),
         (("axxb", "ab"), "01a 0x 0x 01b"),
         (("b", "axb"), "1a 1x 01b"),
-        (("ab", "ba"), "0a 01b 1a"),  # crossed: one of them has to go first
+        (("ab", "ba"), "0a 01b 1a"),  # crossed: one of them has to come first
         (("aa", "a"), "01a 0a"),
         (("", "a"), "1a"),
         ((), ""),
@@ -70,7 +70,7 @@ def test_a_line_waits_for_its_twins_and_not_for_ever():
 
 
 def test_values_of_a_cell_stand_in_the_order_of_the_ranks():
-    """Also where the first rank is late, unless it is very late."""
+    """Also if the first rank is late, unless it is very late."""
     fold = Fold()
     value = Display(cell=1, msg_type="execute_result", content={"data": {"text/plain": "1"}}, place=1)
     fold.add(1, Item.line("stdout", "1", OTHERS_S), now=0.0)
@@ -116,9 +116,9 @@ def test_late_twins_join_what_was_shown_last():
     fold = Fold()
     fold.add(1, line("b"), 0.0)
     assert fold.take(0.0, {1}, tail.join) == [] and tail.entries[1].ranks == [0, 1, 2] and tail.changed
-    fold.add(1, line("a"), 0.0)  # after its "b": not the one that was shown
+    fold.add(1, line("a"), 0.0)  # after its "b": not the shown line
     assert fold.take(0.0, {1}, tail.join) == [Folded(line("a"), [1])]
-    fold.add(2, line("b"), 0.0)  # it has said that already
+    fold.add(2, line("b"), 0.0)  # it has printed this already
     assert fold.take(0.0, {2}, tail.join) == [Folded(line("b"), [2])]
 
 
@@ -178,7 +178,7 @@ def test_a_line_with_numbers_waits_for_the_other_ranks_and_a_later_one_is_by_its
     assert fold.wait_s(OTHERS_S - 0.01) == pytest.approx(0.01)
     assert shown(fold, OTHERS_S, {0, 1, 2}) == [("01", "loss 0.1 | 0.2")]
     fold.add(0, line("loss 0.3"), 0.6)
-    fold.add(2, line("loss 0.4"), 0.7)  # its first: not of the same step as the second of the others
+    fold.add(2, line("loss 0.4"), 0.7)  # its first line: not of the same step as the second line of the others
     fold.add(1, line("loss 0.5"), 0.7)
     assert shown(fold, 0.7, {0, 1, 2}) == [("2", "loss 0.4")]
     fold.add(2, line("loss 0.6"), 0.8)
@@ -208,7 +208,7 @@ def test_lines_of_one_step_are_folded_where_a_rank_has_more_of_them():
 
 @pytest.mark.slow
 def test_every_number_of_every_rank_is_there():
-    """Over random programs of up to four ranks, the lines of each rank can be read from those that are shown."""
+    """For random programs of up to four ranks, the lines of each rank can be reconstructed from the shown lines."""
     chance = random.Random(2)
     for _ in range(300):
         fold = Fold()
@@ -230,7 +230,7 @@ def test_every_number_of_every_rank_is_there():
 
 
 def _of_rank(text: str, ranks: str, rank: int) -> str:
-    """The line of one rank, in a line of several."""
+    """Return the line of one rank from a merged line."""
     words = text.replace(" | ", "|").split(" ")
     return " ".join(word.split("|")[ranks.index(str(rank))] if "|" in word else word for word in words)
 

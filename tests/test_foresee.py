@@ -805,7 +805,7 @@ def test_one_rank_is_never_alone():
 
 
 def cells() -> Iterator[tuple[str, str, str]]:
-    """Every cell of the notebooks, of the README and of the table of cells: where from, on which ranks, the code."""
+    """Yield every cell of the notebooks, the README and the table of cells: source, ranks, code."""
     sources = [(f"cell_table, {case.name}", case.prefix + case.code) for case in TABLE]
     for notebook in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
         for number, cell in enumerate(json.loads(notebook.read_text())["cells"]):
@@ -849,7 +849,7 @@ TESTS = [
 
 
 class Writer:
-    """Writes cells of branches, loops, functions and early ends around two collectives."""
+    """Writes random cells of branches, loops, functions and early ends around two collectives."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -895,7 +895,7 @@ class Writer:
 
 
 class Noted:
-    """What stands for `dist` on one rank, and notes which line calls what."""
+    """Replaces `dist` on one rank, and records which line calls what."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -912,7 +912,7 @@ class Noted:
 
 
 def passed_by_ranks(code: str, chance: random.Random) -> list[list[tuple[str, int]]]:
-    """One way that the cell can go, by chance of its data, which are the same on all ranks."""
+    """Return one path through the cell, with random data that are equal on all ranks."""
     data: dict[str, object] = {"p": chance.random() < 0.5, "q": chance.random() < 0.5, "x": 0}
     data |= {"xs": range(chance.randint(0, 3)), "ys": range(chance.randint(0, 3))}
     ranks = [Noted(rank) for rank in range(4)]
@@ -932,7 +932,7 @@ def warned(found: list[str]) -> set[tuple[str, int]]:
 @pytest.mark.long
 @pytest.mark.parametrize("first_seed", range(0, 500, 100))
 def test_what_works_by_trying_it_out_is_never_warned_about(first_seed):
-    """A cell may be warned about and work when data lead around what is wrong, but not when it is reached."""
+    """A cell that warns may still work if its data avoid the error, but not if the error is reached."""
     seen = {"wrong and warned": 0, "right and silent": 0}
     for seed in range(first_seed, first_seed + 100):
         code = Writer(seed).cell()
@@ -954,7 +954,7 @@ def test_what_works_by_trying_it_out_is_never_warned_about(first_seed):
 
 
 def position_of_group(function: object) -> int:
-    """Where a function of torch takes its group."""
+    """Return the position of the group argument in a function of torch."""
     names = [name for name in inspect.signature(function).parameters if name != "self"]  # type: ignore[arg-type]
     found = [names.index(name) for name in ("group", "process_group", "parent_pg") if name in names]
     return found[0] if found else groups.NO_GROUP
@@ -966,7 +966,7 @@ def test_the_group_of_a_collective_is_where_torch_has_it(name):
 
 
 def test_only_the_newest_collectives_may_be_missing():
-    """The first two are of torch 2.15, the others of 2.12."""
+    """The first two are from torch 2.15, the others from 2.12."""
     newest = {"gather_into_tensor", "gather_single", "all_gather_single", "reduce_scatter_single"}
     assert {name for name in groups.GROUP_AT if not hasattr(dist, name)} <= newest
 
@@ -977,7 +977,8 @@ def test_the_group_of_a_wrapper_is_where_torch_has_it(wrapper):
 
 
 def test_every_collective_of_torch_is_known():
-    """What takes a group or makes one, but is none: point to point, questions, the end; and what only some may call."""
+    """Functions that take or make a group but are not collectives: point to point, queries, the end, and calls of some
+    ranks."""
     public = {name for name, value in vars(dist).items() if type(value) is FunctionType and name[0] != "_"}
     takes_group = {name for name in public if position_of_group(getattr(dist, name)) != groups.NO_GROUP}
     others = {name for name in takes_group if name.startswith(("get_", "send", "recv", "isend", "irecv"))}
@@ -1019,7 +1020,7 @@ def test_a_cell_on_which_the_rank_has_no_bearing_is_read_once(monkeypatch):
 
 
 def test_the_local_rank_is_the_one_of_the_host():
-    """As on two hosts of two ranks each."""
+    """As on two hosts with two ranks each."""
 
     def on_two_hosts(code: str) -> list[str]:
         return foreseeing.foresee(code, range(4), 4, local_rank=lambda rank: rank % 2)
@@ -1082,7 +1083,7 @@ def test_where_a_rank_has_died_it_is_to_be_healed():
 
 
 def test_a_parser_that_fails_does_not_fail_the_cell(monkeypatch):
-    """Python 3.11 raises SystemError where another `ast.parse` runs within one or beside it."""
+    """Python 3.11 raises SystemError if another `ast.parse` runs inside or during one."""
     code = "if rank == 0:\n    dist.barrier()"
 
     def parse_too(phase: str, _: dict[str, int]) -> None:

@@ -30,13 +30,15 @@ FAILING = 4
 
 @pytest.fixture
 def kernels(tmp_path) -> Config:
-    """A kernel's TCP ports are chosen before it binds them, and on a busy machine another process may take one
-    meanwhile: so these have sockets in a folder of their own."""
+    """Use kernels with sockets in a folder.
+
+    A kernel's TCP ports are chosen before it binds them, and on a busy machine another process may take one.
+    """
     return Config(KernelManager={"transport": "ipc", "ip": str(tmp_path / "kernel")})
 
 
 def texts(cell) -> str:
-    """All text of a cell's outputs, in order."""
+    """Return all text of a cell's outputs, in order."""
     shown = []
     for output in cell.outputs:
         if output.output_type == "stream":
@@ -86,7 +88,7 @@ JOBS = [
 
 @pytest.mark.long
 def test_nbclient_and_cells_in_the_background(monkeypatch, kernels):
-    """It takes what a cell shows until that ends: so there each waits for its job."""
+    """nbclient reads the output of a cell only until it ends, so each cell waits for its job there."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     made = notebook()
     made.cells = [new_code_cell(source) for source in JOBS]

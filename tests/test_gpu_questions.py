@@ -1,4 +1,4 @@
-"""When a GPU may be asked something, and what NCCL is told of ranks that share one: without one."""
+"""When a GPU may be queried, and NCCL's settings for ranks that share one. Runs without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def may_ask() -> bool:
 
 @pytest.fixture
 def capture():
-    """Begins and ends the capture of a graph that is none."""
+    """Simulate the capture of a CUDA graph."""
     yield gpu._beginning(lambda graph: None), gpu._ending(lambda graph: None)
     assert may_ask()
 

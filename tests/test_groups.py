@@ -1,4 +1,4 @@
-"""After a cell that was ended or failed: the group forms anew, and whatever holds a group goes on."""
+"""After an ended or failed cell, the group forms again, and objects that hold a group keep working."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
 
 
 def press_stop(session, after_s: float = 0.5) -> None:
-    """Half a second after the next cell has begun: a garbage collection before it may last longer than that."""
+    """Press stop half a second after the start of the next cell: a garbage collection before it could take longer."""
 
     def press() -> None:
         wait_until(lambda: session._cells.watched is not None, 20)
-        time.sleep(after_s)  # for the ranks to be where the test wants them stopped
+        time.sleep(after_s)  # time for the ranks to reach the intended call
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=press).start()
 
 
 def stop_in(session, code: str) -> str:
-    """What the notebook says of a cell that is stopped."""
+    """Return the message about a stopped cell."""
     press_stop(session)
     with pytest.raises(KeyboardInterrupt) as caught:
         session.run(code)
@@ -52,8 +52,10 @@ def results(session, code: str) -> list[str | None]:
 
 @pytest.mark.long
 def test_a_wait_may_last_longer_than_the_forming_of_a_group(make_session_alone, monkeypatch):
-    """A group forms with a short timeout, and so does the guard's; after that they wait as long as torch's do. Before
-    the first test that uses the module's session."""
+    """A group and the guard form with a short timeout, and then wait as long as torch.
+
+    Runs before the first test that uses the module's session.
+    """
     monkeypatch.setattr(forming, "_FORM_TIMEOUT_S", 2.0)
     waits = ["dist.send(x, 0) if rank else dist.recv(x, 1)", "dist.all_reduce(x)", "dist.barrier()"]
     session = make_session_alone(2)
@@ -66,7 +68,7 @@ def test_a_wait_may_last_longer_than_the_forming_of_a_group(make_session_alone, 
 
 
 def test_a_group_whose_operation_has_timed_out_forms_again(session):
-    """Also when the cell has caught that, and all is well as far as anybody can see."""
+    """Also if the cell has caught the error, and nothing else indicates a failure."""
     session.run("from datetime import timedelta; import time; short = dist.new_group(timeout=timedelta(seconds=1))")
     for code in ("{}", "try:\n    {}\nexcept RuntimeError: pass"):
         wait = code.format("time.sleep(2) if rank else dist.all_reduce(torch.ones(1), group=short)")
@@ -113,8 +115,8 @@ found = list(loops())
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/timerslack_ns"), reason="no timers that may be late")
 def test_threads_of_idle_groups_have_lazy_timers_and_no_others_do(session):
-    """Else gloo's take two thirds of what a rank takes that does nothing."""
-    stop_in(session, DEADLOCK)  # the default group has been formed anew
+    """Otherwise gloo's threads use two thirds of the CPU time of an idle rank."""
+    stop_in(session, DEADLOCK)  # the default group was formed again
     session.run(LAZY)
     usual = Path("/proc/self/timerslack_ns").read_text().strip()
     assert results(session, "slack_ns(os.getpid())") == [repr(usual)] * 2
@@ -124,7 +126,7 @@ def test_threads_of_idle_groups_have_lazy_timers_and_no_others_do(session):
 
 
 def test_groups_that_were_destroyed_are_freed_in_a_thread(session):
-    """Which waits for gloo's threads, once for each connection."""
+    """The thread waits for gloo's threads, once for each connection."""
     session.run(
         "import threading, weakref\nfreed = []\n"
         "def note(): freed.append(threading.current_thread().name)\n"
@@ -136,7 +138,7 @@ def test_groups_that_were_destroyed_are_freed_in_a_thread(session):
 
 
 def test_new_groups_after_ranks_have_made_different_numbers_of_them(session):
-    """torch numbers groups on each rank for itself, and they meet under the number."""
+    """torch numbers groups on each rank separately, and ranks connect by this number."""
     with pytest.raises(RankError, match="not here"):
         session.run("if rank: raise ValueError('not here')\nmine = dist.new_group([0])")
     assert results(session, "g = dist.new_group([0, 1]); x = torch.ones(1); dist.all_reduce(x, group=g); int(x)") == [
@@ -146,7 +148,7 @@ def test_new_groups_after_ranks_have_made_different_numbers_of_them(session):
 
 
 def test_groups_that_only_members_make_meet_although_ranks_are_in_different_numbers_of_groups(session):
-    """torch names them after all groups that a rank is in; also where one was destroyed, and after forming anew."""
+    """torch names them after all groups of a rank. Also after a destroyed group, and after forming again."""
     make = (
         "local = dist.new_group([0, 1], use_local_synchronization=True)\n"
         "x = torch.ones(1); dist.all_reduce(x, group=local)"
@@ -164,7 +166,8 @@ def test_groups_that_only_members_make_meet_although_ranks_are_in_different_numb
 
 
 def test_a_group_that_waits_for_a_rank_that_makes_another_one(session):
-    """Both are the first group after the default one, so rank 1 finds an address of rank 0 and waits to be called."""
+    """Both are the first group after the default one, so rank 1 finds an address of rank 0 and waits for its
+    connection."""
     stop_in(session, "if rank == 0: mine = dist.new_group([0])\ng = dist.new_group([0, 1])")
     assert results(session, "g = dist.new_group([0, 1]); x = torch.ones(1); dist.all_reduce(x, group=g); int(x)") == [
         "2",
@@ -173,7 +176,7 @@ def test_a_group_that_waits_for_a_rank_that_makes_another_one(session):
 
 
 def test_a_new_group_is_nothing_to_the_notebook(session, monkeypatch):
-    """Each rank knows its own connections: with a message of each rank to all others that would be their square."""
+    """Each rank knows its own connections. Messages about them would grow with the square of the ranks."""
     endpoint = session._cluster._endpoint
     receive, send = endpoint._receive, endpoint.send
     told: list[Message] = []
@@ -355,7 +358,7 @@ def test_a_failure_on_all_ranks_alike_leaves_the_group_as_it_is(session):
     for code in ("1 / 0", SUM + "\n1 / 0", "w = dist.all_reduce(torch.ones(1), async_op=True); w.wait(); 1 / 0"):
         with pytest.raises(RankError):
             session.run(code)
-    # once a class of modules was sharded, a half-done forward cannot be told from none
+    # after sharding a class of modules, an unfinished forward is indistinguishable from none
     assert session.ranks.epoch - epoch in (0, 2)
     assert results(session, SUM) == ["2", "2"]
 
@@ -399,10 +402,10 @@ def test_whether_ranks_are_in_step(states, expected):
 
 
 def test_a_release_that_is_noticed_late_does_not_touch_the_next_cell(session):
-    """The thread that waits for the signal may get the interpreter only when another cell has begun."""
+    """The thread that waits for the signal may get the interpreter only during a later cell."""
     future = session.submit("import time\ntime.sleep(1)\n" + SUM)
     wait_until(lambda: all("in a cell" in row.state for row in session.status().rows))
-    session._cluster.signal([0, 1], RELEASE, value=1)  # the number of a cell that is long over
+    session._cluster.signal([0, 1], RELEASE, value=1)  # the number of a cell that ended long ago
     assert [future.result(20)[rank].result for rank in (0, 1)] == ["2", "2"]
 
 
@@ -435,7 +438,7 @@ for _ in range(6):
 
 
 def test_connections_are_closed_of_groups_that_were_formed_anew_and_of_destroyed_ones(make_session_alone):
-    """The last test: it takes the module's session."""
+    """The last test: it replaces the module's session."""
     session = make_session_alone(2)
 
     def sockets() -> list[int]:

@@ -1,4 +1,4 @@
-"""Ranks that call different collectives hear of it before anything is sent."""
+"""Ranks that call different collectives get an error before anything is sent."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_what_is_legal_passes(session, code):
     ],
 )
 def test_a_message_to_a_rank_that_is_not_there_is_an_error_at_once(session, code, words):
-    """gloo looks for it in memory that is not its own, and ends the process, or waits for a store."""
+    """gloo reads memory that it does not own and ends the process, or waits for a store."""
     with pytest.raises(RankError) as caught:
         session.run(code)
     assert words in str(caught.value)
@@ -182,7 +182,7 @@ def test_where_only_some_wait_all_are_told(session):
 
 
 def test_buckets_of_ddp_are_not_looked_at(session):
-    """They overlap with the backward: nobody may wait for a comparison there."""
+    """They overlap with the backward, so no thread may wait for a comparison there."""
     session.run(
         "from ddp_notebook.rank.group.guard import guard\n"
         "seen = []\n"
@@ -214,7 +214,7 @@ def test_buckets_of_ddp_are_not_looked_at(session):
     ids=["in the loop", "before a barrier"],
 )
 def test_a_model_in_ddp_that_one_rank_evaluates_alone_is_told(session, code, words):
-    """Its buffers would meet what the others send, and end their processes."""
+    """Its buffers would be matched with other data and end their processes."""
     session.run(
         "from torch import nn\n"
         "model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))"
@@ -228,7 +228,7 @@ def test_a_model_in_ddp_that_one_rank_evaluates_alone_is_told(session, code, wor
 
 
 def test_what_was_stopped_between_two_passes_of_an_accumulation_goes_on(session):
-    """Ranks whose last forward was in `no_sync` expect no buffers of rank 0, and the others do."""
+    """Ranks whose last forward was in `no_sync` expect no buffers of rank 0, but the others do."""
     session.run(
         "from torch import nn\n"
         "model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))\n"
@@ -244,7 +244,7 @@ def test_what_was_stopped_between_two_passes_of_an_accumulation_goes_on(session)
 
 
 def test_threads_may_use_one_group_and_make_their_own(session):
-    """Their operations are numbered and compared one after the other, in whatever order the threads come."""
+    """Their operations are numbered and compared one after the other, in any order of the threads."""
     code = (
         "import threading\ntotals = []\n"
         "def work():\n"
@@ -259,7 +259,7 @@ def test_threads_may_use_one_group_and_make_their_own(session):
 
 
 def test_a_thread_sends_while_the_main_one_waits_in_a_collective(session):
-    """What the collective waits for may depend on the message."""
+    """The collective may depend on the message."""
     code = """
 import sys, threading, traceback
 x, message = torch.ones(1), torch.zeros(1)
@@ -284,7 +284,7 @@ int(x), int(message)
 
 @pytest.mark.parametrize("groups", [4, pytest.param(20, marks=pytest.mark.long)])
 def test_a_group_is_compared_though_somebody_asks_how_the_rank_is_while_it_is_made(session, groups):
-    """An answer must not settle what is known of a group before torch has made it."""
+    """A reply must not store facts about a group before torch has created it."""
     code = f"""
 import threading
 from ddp_notebook.rank.engine import RankEngine
@@ -399,11 +399,11 @@ def test_1000_of_1000_random_mistakes_are_told_before_anything_is_sent(make_sess
     session = make_session_alone(world_size)
     result = session.run(f"COUNT, SEED = 1000, {world_size}\n{MISTAKES}", timeout_s=240)
     assert [result[rank].result for rank in range(world_size)] == ["(1000, [])"] * world_size
-    assert session.ranks.epoch == 1  # no group was formed anew
+    assert session.ranks.epoch == 1  # no group was formed again
 
 
 def test_who_waits_for_a_rank_that_fails_is_interrupted_and_recorded(make_session_alone):
-    """Whichever rank's interrupt comes first: the others' waits are not ended by that, but by their own."""
+    """Independent of the order of interrupts: each wait is ended by the rank's own interrupt."""
     session = make_session_alone(3)
     for _ in range(6):
         with pytest.raises(RankError, match=r"bad \(rank 2\); interrupted: ranks 0-1\n"):
@@ -432,7 +432,7 @@ except RuntimeError as error: print("told:", error)
 
 
 def test_without_the_guard_gloo_ends_a_rank(make_session_alone):
-    """The last test: it takes the module's session. If this fails, gloo has learned to say it by itself."""
+    """The last test: it replaces the module's session. If it fails, gloo reports this error itself now."""
     session = make_session_alone(2, guard=False)
     with pytest.raises(RankDiedError, match="killed by SIGABRT"):
         session.run("dist.all_reduce(torch.ones(4 + rank))", timeout_s=20)

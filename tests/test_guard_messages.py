@@ -1,4 +1,4 @@
-"""A message that is not what its receiver takes: both ranks hear of it, and none of them ends."""
+"""A message that does not fit its receive: both ranks get an error, and neither of them ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddp_notebook.rank.group.guard import messages
 from ddp_notebook.rank.group.guard.messages import Messages, Posted
 
 _REDUCES = "x = torch.ones(1); dist.all_reduce(x); int(x)"
-_MESSAGES = {  # what rank 0 sends, what rank 1 takes
+_MESSAGES = {  # message of rank 0, receive of rank 1
     "longer": ("torch.arange(8.)", "torch.full((4,), 7.)", "8 float32 (32 bytes), rank 1 takes 4 float32 (16 bytes)"),
     "shorter": ("torch.arange(4.)", "torch.full((8,), 7.)", "4 float32 (16 bytes), rank 1 takes 8 float32 (32 bytes)"),
     "type": (
@@ -176,7 +176,7 @@ def test_a_receive_from_any_rank_is_told_when_it_has_come(session, taken, words)
 
 @pytest.mark.parametrize("first", ["", "rank == 0", "rank == 1"], ids=["at once", "sends first", "receives first"])
 def test_one_of_very_many_under_way_is_told(session, first):
-    """The recorder forgets what nobody waits for; here somebody does."""
+    """The recorder forgets operations without a waiting thread; here a thread waits."""
     session.run(
         "ts = [torch.full((2 if k == 3 and rank else 4,), -1.0 if rank else float(k)) for k in range(200)]\n"
         "ops = [dist.P2POp(dist.irecv if rank else dist.isend, t, 1 - rank) for t in ts]\n"
@@ -201,7 +201,8 @@ def test_one_of_very_many_under_way_is_told(session, first):
 
 @pytest.mark.long
 def test_of_many_the_wrong_one_is_told(session):
-    """Messages of random lengths both ways, with several tags; one is taken too short or too long; the rest go on."""
+    """Messages of random lengths in both directions, with several tags. One receive has a wrong length; the others
+    work."""
     session.run("""
 import random
 
@@ -244,7 +245,7 @@ def wait(one, told):
 
 
 def test_a_message_that_was_counted_and_interrupted_has_the_group_formed_anew(session):
-    """As many are counted on both sides, but one is still under way, and would come in the place of the next one."""
+    """Both sides count the same number, but one message is still under way and would match the next receive."""
     with pytest.raises(RankError, match="KeyboardInterrupt"):
         session.run(
             "import gc\n"
@@ -311,7 +312,7 @@ def test_if_one_side_has_seen_it_the_other_one_hears_of_it_though_much_was_writt
 
 
 def test_a_receive_that_is_begun_while_one_from_any_rank_is_under_way_ends_the_counting_of_its_tag():
-    """Which of the two comes first is not known, to gloo neither."""
+    """It is not known which of both matches first, not even to gloo."""
     _, receiver = _both()
     one = torch.ones(2)
     assert receiver.post("recv", 0, 5, one) is not None
@@ -346,7 +347,7 @@ def test_numbers_begin_again_without_a_false_alarm(who_is_first):
     told = []
     for number in range(1, period + 600):
         numel = 1 + number % 7
-        is_unlooked = number % 1000 == 5  # as of a library, of which nobody looks
+        is_unlooked = number % 1000 == 5  # like one of a library that no thread inspects
         takes = numel + (number == 10)
         if who_is_first == "sender":
             sent, taken = _posted(sender, "send", 3, numel), _posted(receiver, "recv", 3, takes)

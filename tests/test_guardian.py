@@ -1,4 +1,4 @@
-"""What a notebook that is killed leaves on its machine: nothing that it has guarded."""
+"""A killed notebook leaves nothing on its machine that it has guarded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_is_guarded_goes_with_its_process(tmp_path, end):
         assert one.stdout.readline() == b"made\n"
         assert len(list(tmp_path.rglob("ddp_notebook-*"))) == 2 and (tmp_path / "slurm-1.out").exists()
         [shell] = psutil.Process(one.pid).children()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # as VS Code's stop button does, and its end
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # like VS Code when it stops and closes
             shell.send_signal(number)
         if end == "killed":
             one.kill()
@@ -49,7 +49,7 @@ def test_what_is_guarded_goes_with_its_process(tmp_path, end):
 
 @pytest.mark.processes
 def test_with_the_last_folder_the_guard_ends(monkeypatch):
-    monkeypatch.setattr(cleanup_process, "_guarded", set())  # of earlier tests
+    monkeypatch.setattr(cleanup_process, "_guarded", set())  # from earlier tests
     monkeypatch.setattr(cleanup_process, "_shell", None)
     folder, other = folders.make("ddp_notebook-"), folders.make("ddp_notebook-")
     shell = cleanup_process._shell
@@ -58,7 +58,7 @@ def test_with_the_last_folder_the_guard_ends(monkeypatch):
     folders.remove(folder)
     assert shell.poll() is None
     child = os.fork()
-    if child == 0:  # it has the pipe too
+    if child == 0:  # the child has the pipe too
         time.sleep(60)
         os._exit(0)
     try:

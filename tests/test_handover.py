@@ -1,4 +1,4 @@
-"""Values from one rank to others, by a broadcast among these."""
+"""Values from one rank to others, by a broadcast among them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_optimizer_comes_with_its_model(session):
 
 
 def test_a_pickle_that_another_process_has_sent_is_not_read(session, tmp_path):
-    """Rank 0 behaves as a process that has taken its place in gloo, and does not know the key of the meeting."""
+    """Rank 0 acts like a process that has taken its place in gloo, but does not know the key of the handover."""
     marker = tmp_path / "marker"
     code = f"""
 from ddp_notebook.rank.variables.handover import Handover

@@ -1,4 +1,4 @@
-"""A cell that does not come on says who waits for whom, and only then."""
+"""A stuck cell shows which ranks wait for each other. Other cells do not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cards(reply) -> list[dict[str, str]]:
 
 
 def wait_for_card(kernel, timeout_s: float = 20.0) -> dict[str, str]:
-    """The card as it is first shown."""
+    """Return the card as first shown."""
     while True:
         message = kernel.client.get_iopub_msg(timeout=timeout_s)
         data = message["content"].get("data", {})
@@ -49,7 +49,7 @@ def test_the_card_shows_who_waits_where_and_goes_when_the_cell_goes_on(ranks):
     assert 'role="status"' in card["text/html"] and "<script" not in card["text/html"]
     reply = ranks.finish(message)
     assert reply.status == "ok" and reply.stdout == "[0-1] on\n"
-    assert [data["text/plain"] for data in cards(reply)] in ([], [""])  # gone
+    assert [data["text/plain"] for data in cards(reply)] in ([], [""])  # the card was removed
 
 
 def test_a_deadlock_is_named_and_the_stop_button_ends_it(ranks):
@@ -93,7 +93,7 @@ def test_a_rank_that_holds_the_interpreter_is_found_by_its_stack(ranks):
 
 @pytest.mark.long
 def test_a_slow_but_healthy_cell_gets_no_card(ranks):
-    """Ranks that compute, each for itself or in step, for longer than the limit."""
+    """Ranks that compute longer than the limit, independently or in step."""
     for code in (
         "import time\nuntil = time.monotonic() + 3\nwhile time.monotonic() < until: torch.ones(100).sum()",
         "import time\nfor _ in range(25): time.sleep(0.1); dist.all_reduce(torch.ones(10))",
@@ -180,7 +180,7 @@ def test_a_rank_that_formats_its_traceback_has_failed_and_stop_ends_it(ranks):
     assert ranks.run("%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); kept + int(x)").stdout == "[0] 2\n[1] 3\n"
 
 
-# Interrupts that are sent again, each 50 us from the first on, until the rank is done with the failure.
+# Repeated interrupts, each 50 us after the previous one, until the rank has handled the failure.
 STUCK_IN_A_FLOOD = """%%on_all_ranks --quiet
 import signal, time
 from ddp_notebook.wire.signals import AGAIN

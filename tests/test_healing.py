@@ -1,4 +1,4 @@
-"""A rank that has died is replaced in place; the others never restart."""
+"""A dead rank is replaced in place; the others never restart."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def session(waiting_host_server):
 
 
 def kill(session, rank: int) -> None:
-    """Between two cells."""
+    """Kill a rank between two cells."""
     os.kill(session.ranks.pids()[rank], signal.SIGKILL)
     wait_until(lambda: "died" in repr(session), what="the death was not noticed")
 
@@ -61,7 +61,7 @@ def test_a_rank_that_dies_in_a_cell(session, capsys):
     others = [pid for rank, pid in enumerate(session.ranks.pids()) if rank != 1]
     with pytest.raises(RankDiedError, match=r"^exited with status 3 \(rank 1\)") as caught:
         session.run("import os\nif rank == 1: os._exit(3)\ndist.all_reduce(torch.ones(8))")
-    acts = "\n".join(caught.value.others)  # a rank that comes to it when the other is gone does not begin
+    acts = "\n".join(caught.value.others)  # a rank that reaches it after the death of the other does not start it
     assert re.fullmatch(
         r"(ranks? [0,2]+ waited in all_reduce #1 of group default \(float32\[8\], cell line 3\)\n?"
         r"|ranks? [0,2]+ (was|were) stopped at cell line 3(, in all_reduce)?\n?)+",
@@ -74,7 +74,7 @@ def test_a_rank_that_dies_in_a_cell(session, capsys):
     assert "rank 1 died: this cell runs on ranks 0,2. %ddp_heal" in capsys.readouterr().err
     with pytest.raises(RankError, match=r"rank 1 died \(exited with status 3\); %ddp_heal replaces it, and until then"):
         session.run("dist.barrier()")
-    assert "until then cells run" not in capsys.readouterr().err  # its first line has said so already
+    assert "until then cells run" not in capsys.readouterr().err  # its first line contained this already
     with pytest.raises(SessionBrokenError, match=r"rank 1 died: exited with status 3(.|\n)*%ddp_heal"):
         session.run("1", ranks=1)
 
@@ -236,7 +236,7 @@ def test_ipyparallels_client_knows_the_new_rank(session):
     pids = session.client[:].apply_sync(os.getpid)
     assert sorted(pids) == sorted(session.ranks.pids())
     assert session.client[1].apply_sync(os.getpid) == session.ranks.pids()[1]
-    session._parts.client.close()  # its sockets are this process's
+    session._parts.client.close()  # its sockets belong to this process
 
 
 def test_a_cell_that_waited_for_its_turn_while_a_rank_died(session):
@@ -268,7 +268,7 @@ def test_a_healing_that_fails_can_be_tried_again(session, monkeypatch):
 
 
 def _begin_call(session, begun):
-    """Begin a call of `session.client` that has the main thread of rank 0 for 30 s."""
+    """Start a call of `session.client` that occupies the main thread of rank 0 for 30 s."""
     code = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(30)"
     call = session.client[0].execute(code, block=False)
     wait_until(begun.exists)
@@ -341,7 +341,7 @@ def press_stop(after_s: float = 0.0) -> None:
 
 
 def press_after(patch, owner, name: str) -> None:
-    """Press stop when this step of it has been taken."""
+    """Press stop after this step."""
     step = getattr(owner, name)
 
     def step_and_press(*args, **kwargs):
@@ -363,7 +363,7 @@ slow, fine = Slow(), 1
 
 
 def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
-    """One press ends it, nothing is left half done, and what was done is said."""
+    """One press ends it, no step is left unfinished, and a message lists the finished ones."""
     from ddp_notebook.launch import forming
     from ddp_notebook.launch.engines import Engines
     from ddp_notebook.launch.membership.members import Members
@@ -410,7 +410,7 @@ def test_a_press_while_the_group_forms(session, monkeypatch):
     assert session.run(SUM, timeout_s=20)[1].result == "3"
 
 
-# Run a leftover thread of the previous Form while the new group is about to connect: a busy machine does it by itself.
+# Run a leftover thread of the previous Form while the new group is connecting, as can happen on a busy machine.
 LATE_THREADS = """
 import gc
 from ddp_notebook.rank.group.connections.reconnect import Reconnection
@@ -440,7 +440,7 @@ def test_a_late_thread_of_a_call_that_is_over_cuts_nothing(session):
 
 
 def test_a_copied_function_has_its_text(session):
-    """In tracebacks, and for what reads it."""
+    """In tracebacks, and for code that reads it."""
     session.run("def twice(x):\n    return 2 * x + offset\noffset = 1")
     session.run("def wait():\n    import time; time.sleep(60)")
     kill(session, 1)
@@ -481,7 +481,7 @@ def test_nobody_to_copy_from_where_all_have_died(make_session_alone):
 
 
 def test_healing_by_itself(make_session_alone, capsys):
-    """The last test: it takes the module's session."""
+    """The last test: it replaces the module's session."""
     session = make_session_alone(2, heal=True)
     session.run("kept = 1")
     kill(session, 0)

@@ -1,4 +1,4 @@
-"""Output that waits for a view to be shown above it leaves the outlet in order."""
+"""Output that waits for a view to appear above it leaves the rate limiter in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddp_notebook.run.output.rate_limiter import FLUSH_S, RateLimiter
 
 
 class Page:
-    """A sink that keeps what it gets."""
+    """A sink that stores its input."""
 
     can_update = is_live = True
     is_captured = False
@@ -34,7 +34,7 @@ class Page:
 
 
 class Held:
-    """An outlet that is held until `is_held` is false."""
+    """A rate limiter that is held until `is_held` is false."""
 
     def __init__(self) -> None:
         self.page, self.is_held, self.asked = Page(), True, (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""The declared lines of magics: what their help, usage, completion and errors say."""
+"""Declared lines of magics: help, usage, completion and errors."""
 
 from __future__ import annotations
 

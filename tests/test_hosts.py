@@ -1,4 +1,4 @@
-"""A group on more than one host: here two host servers of this machine, each a host of its own to the cluster."""
+"""A group on more than one host: two host servers of this machine, which the cluster treats as two hosts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.conftest import wait_until
 
 
 class Heard:
-    """What ranks have said."""
+    """Messages of ranks."""
 
     def __init__(self) -> None:
         self.text: dict[int, bytes] = defaultdict(bytes)
@@ -133,8 +133,8 @@ def test_a_group_on_two_hosts(cluster, hosts, heard):
 
 @pytest.mark.long
 def test_a_host_that_answers_again_reports_though_another_one_does_not(hosts, monkeypatch):
-    """Else its ranks, at the next healing, would be heard by nobody."""
-    monkeypatch.setattr("ddp_notebook.launch.membership.rank_placement.RANK_MIB", 1 << 40)  # no room elsewhere
+    """Otherwise its ranks would have no connection after the next healing."""
+    monkeypatch.setattr("ddp_notebook.launch.membership.rank_placement.RANK_MIB", 1 << 40)  # no memory on other hosts
     by_name = {host.name: host for host in hosts}
     attached: list[Host] = []
     placement = Placement(

@@ -1,4 +1,4 @@
-"""Where cells come in."""
+"""The inbox of cells on a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults that somebody asks for: what `%ddp_fault` makes of a rank, and what a stop still does."""
+"""Injected faults: the effect of `%ddp_fault` on a rank, and of a stop after it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_one_that_raises(session):
     with pytest.raises(RankError, match=r"InjectedFaultError: rank 1 fails, as %ddp_fault has asked for \(rank 1\)"):
         session.run(f"{LOOP}\ndist.barrier()", timeout_s=20)
     assert session.run("kept")[1].result == "1"
-    session.run(LOOP[: LOOP.index("2000")] + "20): time.sleep(0.005)")  # it happens once
+    session.run(LOOP[: LOOP.index("2000")] + "20): time.sleep(0.005)")  # the fault happens once
 
 
 def test_one_that_hangs_until_its_time_is_up(session):
@@ -45,7 +45,7 @@ def test_a_slow_one_and_off(session):
     result = session.run("import time; time.sleep(0.1); took_s(step), took_s(reduce)")
     of_0, of_1 = (eval(result[rank].result) for rank in (0, 1))
     assert of_0[0] < 0.9 and min(of_1) > 1.0
-    assert of_0[1] > 0.5  # it waits for the slow one
+    assert of_0[1] > 0.5  # it waits for the slow rank
     assert session.ranks.fault("off") == "no more faults on ranks 0,1"
     assert max(eval(session.run("took_s(step), took_s(reduce)")[1].result)) < 0.9
 
@@ -63,7 +63,7 @@ def test_a_cell_that_ends_before_is_not_struck_and_nor_is_the_next_one(session, 
     session.run("x = 1")
     said = f"[1] %ddp_fault {kind} 2 s into it: the cell ended before, and nothing happens"
     assert said in capsys.readouterr().err
-    session.run("import time; time.sleep(2.2)")  # it would be struck
+    session.run("import time; time.sleep(2.2)")  # the fault would happen now
     assert session.ranks.pids() == before
 
 
@@ -87,7 +87,7 @@ def test_in_a_cell_that_runs(session):
     session.ranks.fault("raise", 0)
     with pytest.raises(RankError, match="InjectedFaultError"):
         later.result(timeout=10)
-    assert time.monotonic() - began < 6  # the other one has a grace
+    assert time.monotonic() - began < 6  # the other rank has a grace period
 
 
 def test_what_cannot_be(session):

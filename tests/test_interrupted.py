@@ -1,4 +1,4 @@
-"""An interrupted command shows one line about what was and was not done."""
+"""An interrupted command shows one line about its finished and unfinished parts."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from ddp_notebook.torchrun.job import TorchrunJob
 from tests.conftest import wait_until
 from tests.kernels import NotebookKernel
 
-# Public names of `Session` that wait for nothing.
+# Public names of `Session` that do not wait.
 _AT_ONCE = {"backend", "is_running", "jobs", "world_size"}
-# Public names of `Recording` that look something up, or that the package itself calls.
+# Public names of `Recording` that only look something up, or that the package itself calls.
 _LOOKS_UP = {"clock_error_ns", "dropped", "feed", "follow", "group_of", "left_out", "plot", "text"}
-# Public functions that wait for nothing in the notebook: `log` and `survive` belong to cells on ranks.
+# Public functions that do not wait in the notebook: `log` and `survive` belong to cells on ranks.
 _FUNCTIONS_AT_ONCE = {"current", "log", "survive"}
-# Public classes whose methods wait for nothing: values in memory.
+# Public classes whose methods do not wait: values in memory.
 _VALUES = {"Agreement", "CellResult", "HostTable", "Memory", "Placements", "RecordOptions", "Report", "Status"}
 _VALUES |= {"TensorPlacement", *("Client", "Keep", "Mpi", "Profile", "Slurm", "Ssh")}
 
@@ -94,7 +94,7 @@ def test_every_method_that_may_wait_has_a_sentence(cls, at_once, sentences):
 
 
 def public(cls):
-    """The public methods and properties of a class."""
+    """Return the public methods and properties of a class."""
     names = {name for name in dir(cls) if not name.startswith("_")}
     return {name for name in names if callable(getattr(cls, name)) or isinstance(getattr(cls, name), property)}
 
@@ -132,7 +132,7 @@ def notebook(tmp_path_factory):
         yield kernel
 
 
-# Sends the signal when the main thread calls that function of the package for the first time.
+# Sends the signal at the first call of that function of the package in the main thread.
 _ARM = """
 import signal, sys
 def _signal(frame, event, arg):

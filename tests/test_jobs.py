@@ -1,5 +1,4 @@
-"""Cells in the background, as a front end sees them: their output under their own cell, the notebook's cells
-meanwhile, and how they end."""
+"""Background cells in a front end: output under their own cell, other cells in parallel, and their end."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ def ranks(kernel):
 
 
 class Job:
-    """One that was started by `%%on_all_ranks --background`."""
+    """A job started by `%%on_all_ranks --background`."""
 
     def __init__(self, kernel: NotebookKernel, code: str, options: str = "") -> None:
         self._kernel = kernel
@@ -31,7 +30,7 @@ class Job:
         self.prompt = int(kernel.run("print([*session.jobs][-1].prompt)").stdout)
 
     def wait_for(self, text: str) -> Reply:
-        """Until this stands under its cell. Returns all that stands there."""
+        """Wait until this text appears under its cell. Return all output there."""
         return self.wait_until(lambda reply: text in reply.stdout + reply.stderr + reply.traceback)
 
     def wait_until(self, is_there) -> Reply:
@@ -39,7 +38,7 @@ class Job:
 
     @property
     def line(self) -> str:
-        """What it says of itself, now."""
+        """Return the current line about the job."""
         [said] = [line for line in self.began.stdout.splitlines() if line.startswith(f"job {self.number} ")]
         return said
 
@@ -225,7 +224,7 @@ def test_what_cannot_be_is_said(ranks):
 
 
 def test_the_end_of_the_session_ends_every_job_with_a_sentence(ranks):
-    """Last, since it ends the module's ranks."""
+    """Last, because it ends the ranks of the module."""
     jobs = [Job(ranks, "print('there')\ntry: time.sleep(60)\nfinally: print('tidy')") for _ in range(2)]
     jobs[0].wait_for("there")
     stopped = ranks.run("%ddp_stop")

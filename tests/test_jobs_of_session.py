@@ -1,4 +1,4 @@
-"""Cells in the background, as a program has them: `session.submit` and `session.jobs`."""
+"""Background cells of a program: `session.submit` and `session.jobs`."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_an_interrupt_ends_one_as_soon_as_it_runs(session):
 
 
 def test_an_interrupt_after_the_code_of_a_cell_leaves_builtins_as_they_were(session, capfd):
-    """IPython changes `builtins` for each cell, and an interrupt can come before it has changed them back."""
+    """IPython changes `builtins` for each cell, and an interrupt can arrive before it has restored them."""
     session.run("import builtins, IPython.core.builtin_trap as trap\nbefore = {*vars(builtins)}", quiet=True)
     session.run(
         "leave = trap.BuiltinTrap.__exit__\n"
@@ -124,7 +124,7 @@ def test_an_interrupt_after_the_code_of_a_cell_leaves_builtins_as_they_were(sess
         "trap.BuiltinTrap.__exit__ = interrupted",
         quiet=True,
     )
-    with pytest.raises(RankError, match="KeyboardInterrupt"):  # `with` has looked it up as this cell began
+    with pytest.raises(RankError, match="KeyboardInterrupt"):  # `with` has looked it up at the start of this cell
         session.run("1", quiet=True)
     kept = session.run("{*vars(builtins)} == before", quiet=True)
     assert {kept[rank].result for rank in (0, 1)} == {"True"}
@@ -166,7 +166,7 @@ def test_with_heal_the_next_job_begins_with_it(make_session_alone):
 
 
 def test_the_end_of_the_session_cancels_what_runs_and_what_waits(make_session_alone, capsys):
-    """Behind the module's session."""
+    """After the tests with the module's session."""
     session = make_session_alone(2)
     jobs = [session.submit(SLEEP) for _ in range(2)]
     wait_until(lambda: jobs[0].state == "running")

@@ -1,4 +1,4 @@
-"""Who may import whom, and what is not imported before it is used."""
+"""Allowed imports between layers, and modules that must not be imported before their use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ddp_notebook.widgets import bundles
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ddp_notebook"
-# Where a rule stands for a folder, it stands for all files below.
+# A rule for a folder applies to all files below it.
 MAY_IMPORT = {
     "records": {"records", "stdlib"},
     "messages": {"messages", "stdlib"},
@@ -60,13 +60,13 @@ NOTEBOOK_SIDE = [
 
 @functools.cache
 def parsed(source: str) -> ast.Module:
-    """The syntax tree of a source. Several tests read the whole package."""
+    """Return the syntax tree of a source. Cached, because several tests read the whole package."""
     return ast.parse(source)
 
 
 @functools.cache
 def statements(source: str) -> list[ast.stmt]:
-    """All statements of a source, nested ones too."""
+    """Return all statements of a source, including nested ones."""
     found: list[ast.stmt] = []
     below: list[ast.AST] = [parsed(source)]
     while below:
@@ -84,7 +84,7 @@ def forget_trees() -> Iterator[None]:
 
 
 def parts_imported(source: str, module: str) -> set[str]:
-    """The parts of this package that a module's source imports, anywhere in it: `{"channel", "events"}`."""
+    """Return the parts of this package that a module's source imports: `{"channel", "events"}`."""
     names = set()
     for node in statements(source):
         if isinstance(node, ast.Import):
@@ -97,7 +97,7 @@ def parts_imported(source: str, module: str) -> set[str]:
 
 
 def files(part: str) -> Iterator[tuple[Path, str]]:
-    """The files of a part of the package, and their module names."""
+    """Yield the files of a part of the package, and their module names."""
     path = PACKAGE / part
     for file in sorted(path.rglob("*.py")) if path.is_dir() else [path] * path.exists():
         yield file, ".".join(file.relative_to(ROOT).with_suffix("").parts)
@@ -125,7 +125,7 @@ def test_the_exceptions_are_needed():
 @pytest.mark.slow
 @pytest.mark.parametrize("part", SHARES_A_PROCESS_WITH_CELLS)
 def test_what_shares_a_process_with_cells_calls_no_function_that_a_cell_can_replace(part):
-    """`import time` would find what the cell has put into the module."""
+    """`import time` would find a function that the cell has put into the module."""
     for file, _ in files(part):
         imports = [node for node in parsed(file.read_text()).body if isinstance(node, ast.Import)]
         replaceable = {alias.name for node in imports for alias in node.names} & stdlib.COPIED
@@ -139,8 +139,7 @@ def test_the_notebooks_side_does_not_import_what_runs_in_a_rank():
             assert "rank" not in parts_imported(file.read_text(), module), file.relative_to(ROOT)
 
 
-# What the rest of the package may use of how processes come to be: the ranks, what is asked of a start, and what can be
-# said before one.
+# Parts of `launch` that the rest of the package may use: the ranks, the options of a start, and checks before one.
 OPEN_TO_OTHERS = {
     "warm",
     "client",
@@ -159,7 +158,7 @@ _LAUNCH = "ddp_notebook.launch"
 
 
 def of_launch(source: str) -> set[str]:
-    """The modules of `launch` that a source imports, or "" for the folder alone."""
+    """Return the modules of `launch` that a source imports, or "" for the folder alone."""
     found = set()
     for node in statements(source):
         if isinstance(node, ast.Import):
@@ -188,7 +187,7 @@ def test_nothing_else_knows_how_ranks_are_started():
 
 
 def test_only_who_takes_hosts_chooses_a_way():
-    """Whatever else is in `launch` knows a host by what every way can do."""
+    """All other modules in `launch` use only the common interface of all transports."""
     ways = {file.stem for file in (PACKAGE / "launch" / "transports").glob("*.py")}
     ways -= {"__init__", "base", "folders", "cleanup_process", "host_list", "reconnecting", "ports", "remote_python"}
     ways -= {"ssh_config"}
@@ -203,13 +202,13 @@ def test_only_who_takes_hosts_chooses_a_way():
 
 
 def _looks_at_processes(source: str) -> bool:
-    """Whether it reads what this machine knows of processes."""
+    """Return whether a source reads information about processes of this machine."""
     imported = re.search(r"^\s*(import|from) psutil\b", source, re.MULTILINE)
     return imported is not None or re.search(r"[\"']/proc\b", source) is not None
 
 
 def test_the_notebooks_side_asks_hosts_about_ranks_and_not_this_machine():
-    """A rank may run on another one."""
+    """A rank may run on another machine."""
     for source in ("import psutil", "def f():\n    from psutil import Process", "open(f'/proc/{pid}/stat')"):
         assert _looks_at_processes(source), source
     assert _looks_at_processes((PACKAGE / "launch" / "processes.py").read_text())
@@ -224,7 +223,7 @@ def _constants(file: Path) -> set[object]:
 
 
 def test_magics_only_delegate():
-    """They import no library but IPython, and hold no object of ipyparallel's."""
+    """They import no library except IPython, and hold no ipyparallel objects."""
     tree = list(ast.walk(parsed((PACKAGE / "magics.py").read_text())))
     modules = {node.module or "" for node in tree if isinstance(node, ast.ImportFrom)}
     modules |= {alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names}
@@ -271,7 +270,7 @@ def loaded_by(statement: str) -> frozenset[str]:
 
 
 def heavy(modules: frozenset[str]) -> set[str]:
-    """What takes long to import and is not for the notebook's own process."""
+    """Return modules that are slow to import and do not belong into the notebook process."""
     return {name for name in modules if name in ("torch", "sklearn") or name.startswith("ddp_notebook.rank.")}
 
 
@@ -287,7 +286,7 @@ def test_the_notebooks_side_imports_no_torch():
 
 
 MOST_LOADED = 90  # modules of this package
-ON_USE = (  # parts of this package that are imported when they are used
+ON_USE = (  # parts of this package that are imported on first use
     *("ddp_notebook.launch.keep.", "ddp_notebook.launch.starters.", "ddp_notebook.launch.sync."),
     *("ddp_notebook.launch.preflight.", "ddp_notebook.launch.elastic.", "ddp_notebook.observe.report."),
     *(f"ddp_notebook.launch.transports.{way}" for way in ("ssh", "reconnecting", "callback", "outpost")),
@@ -315,7 +314,7 @@ def test_a_start_imports_no_other_way_of_starting():
     assert {name for name in modules if name.startswith(ON_USE)} == set()
 
 
-# Files of this package in which functions run for a cell, in the main thread and in the one that reads text of ranks.
+# Files of this package with functions that run for a cell, in the main thread and in the one that reads text of ranks.
 # (The recording of earlier cells arrives in other threads.)
 MOST_TOUCHED = 40
 PASS = """
@@ -450,7 +449,7 @@ def _modules_of(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
 def test_a_folders_docstring_is_its_contents_page(folder):
-    """One line a file; the package's own docstring is for its users."""
+    """One line per file. The package's own docstring is for its users."""
     if folder == PACKAGE:
         return
     contents = ast.get_docstring(parsed((folder / "__init__.py").read_text())) or ""
@@ -466,7 +465,7 @@ def test_a_folders_docstring_is_its_contents_page(folder):
 
 
 def modules() -> dict[str, Path]:
-    """Every file of the package by its module's name."""
+    """Return every file of the package by its module name."""
     found = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         parts = file.relative_to(ROOT).with_suffix("").parts
@@ -477,14 +476,14 @@ def modules() -> dict[str, Path]:
 def imported(
     source: str, module: str, known: Collection[str], *, is_folder: bool = False, for_types: bool = False
 ) -> set[str]:
-    """Return the modules among the known ones that a source imports, in functions too.
+    """Return the known modules that a source imports, including imports in functions.
 
     Args:
-        source: of the module.
-        module: its name.
-        known: the modules to look for.
-        is_folder: the source is an `__init__.py`.
-        for_types: include imports under TYPE_CHECKING.
+        source: Source of the module.
+        module: Name of the module.
+        known: Modules to search for.
+        is_folder: The source is an `__init__.py`.
+        for_types: Include imports under TYPE_CHECKING.
     """
     found: set[str] = set()
 
@@ -510,7 +509,7 @@ def imported(
 
 
 def circle(graph: Mapping[str, Collection[str]]) -> list[str]:
-    """Modules that import each other in turn, the first one repeated at the end; none where there are no such."""
+    """Return modules that form an import cycle, with the first one repeated at the end; empty if there is no cycle."""
     try:
         tuple(graphlib.TopologicalSorter(graph).static_order())
     except graphlib.CycleError as error:
@@ -539,7 +538,7 @@ def reachable(graph: Mapping[str, Collection[str]], module: str) -> set[str]:
 
 
 def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
-    """Return the groups of modules in which each one imports each other one, directly or through others."""
+    """Return the groups of modules that import each other, directly or through others."""
     below = {module: reachable(graph, module) for module in graph}
     return sorted(map(list, {tuple(sorted(b for b in below[a] if a in below[b])) for a in below if a in below[a]}))
 
@@ -593,8 +592,8 @@ def test_a_folders_own_imports_are_read_from_its_own_place():
 
 # ---- lessons: what a user could have written
 
-# Beside themselves: the package's own names, its errors, how it draws and shows, what a recording answers with, and
-# the words, units and tables that both sides share.
+# In addition to the lessons themselves: the package's public names, its errors, drawing and display helpers, the types
+# of recordings, and the texts, units and tables that both sides share.
 OPEN_TO_LESSONS = {
     "ddp_notebook.display",
     "ddp_notebook.errors",
@@ -608,7 +607,8 @@ OPEN_TO_LESSONS = {
 
 
 def not_public(source: str, module: str) -> set[str]:
-    """What a source imports of this package, for types too, that is neither public nor of the lessons."""
+    """Return imports of a source from this package that are neither public nor of the lessons, including those for
+    types."""
     found = set()
     for node in statements(source):
         if isinstance(node, ast.Import):

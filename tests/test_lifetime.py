@@ -1,4 +1,4 @@
-"""Nothing outlives its owner, and whatever is killed takes with it no more than it must."""
+"""No process outlives its owner, and a killed process ends no more processes than necessary."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def in_shared_memory(names: str) -> list[Path]:
 
 
 def start_in(kernel) -> set[psutil.Process]:
-    """Start ranks with descendants in a kernel. Returns all processes but the kernel itself."""
-    warm.drop()  # what waits here for the next session of another file is marked too, but is no kernel's
+    """Start ranks with descendants in a kernel. Return all processes except the kernel itself."""
+    warm.drop()  # an idle host server here has the mark too, but does not belong to the kernel
     assert kernel.run("%load_ext ddp_notebook").status == "ok"
     reply = kernel.run("%ddp_start 2")
     assert reply.status == "ok", reply.traceback
@@ -59,7 +59,7 @@ def start_in(kernel) -> set[psutil.Process]:
 
 
 def start_descendants_in(kernel) -> set[psutil.Process]:
-    """Start descendants of the ranks that run. Returns all processes but the kernel itself."""
+    """Start descendants of the running ranks. Return all processes except the kernel itself."""
     assert kernel.run(WITH_DESCENDANTS).status == "ok"
     found = marked_processes() | set(psutil.Process(host_server_of(kernel)).children(recursive=True))
     return {process for process in found if process.pid != kernel.pid}
@@ -136,13 +136,15 @@ def test_sigkill_of_the_kernel_while_ranks_are_blocked_and_something_forks_all_t
     kernel.start("%%on_all_ranks\nprint('go')\nif rank: dist.recv(torch.ones(1), 0)\nelse: sum(range(10**10))")
     kernel.wait_for_text("] go")
     os.kill(kernel.pid, signal.SIGKILL)
-    expect_all_gone(processes)  # and the fixture finds whatever the storm has left
+    expect_all_gone(processes)  # the fixture also finds remaining processes
 
 
 @pytest.mark.long
 def test_a_host_server_that_is_killed_and_one_that_is_stopped(make_kernel):
-    """The death of the one is told. The other is named at once, a press of stop ends a cell without it, and it outlives
-    nobody."""
+    """The death of a host server is reported. A stopped one is named at once.
+
+    A press of stop ends a cell without it, and it does not outlive its owner.
+    """
     kernel = make_kernel()
     processes = start_in(kernel)
     os.kill(host_server_of(kernel), signal.SIGKILL)
@@ -166,7 +168,7 @@ def test_a_host_server_that_is_killed_and_one_that_is_stopped(make_kernel):
     reply = kernel.finish(cell)
     assert time.monotonic() - began < 3
     assert reply.ename == "KeyboardInterrupt" and named in reply.stderr
-    assert re.search("rank 1 (waited in recv|was interrupted at .* in recv)", reply.evalue)  # on its way into it
+    assert re.search("rank 1 (waited in recv|was interrupted at .* in recv)", reply.evalue)  # while entering the call
     for line in ("%%on_all_ranks\n1", "%ddp_heal"):
         reply = kernel.run(line)
         assert reply.ename == "SessionBrokenError" and named in reply.evalue, line
@@ -195,7 +197,7 @@ def test_a_host_server_that_is_stopped_at_the_restart(make_kernel):
 
 @pytest.mark.long
 def test_a_host_server_that_hangs(make_session, monkeypatch):
-    """One that is not stopped and yet does not answer: here nothing that it is told reaches it."""
+    """A host server that is not stopped but does not answer, because no message reaches it."""
     session = make_session(2)
     host = session._hosts.all[0]
     monkeypatch.setattr(host.transport, "send", lambda data: None)
@@ -211,7 +213,8 @@ def test_a_host_server_that_hangs(make_session, monkeypatch):
 
 @pytest.mark.long
 def test_crash_of_the_jupyter_server(make_kernel):
-    """A server of its own starts the kernel and is killed; the kernel notices and ends, and all else follows."""
+    """A separate server starts the kernel and is killed. The kernel notices this and ends, and all other processes
+    follow."""
     server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with server:
         assert server.stdout is not None
@@ -277,7 +280,7 @@ def test_what_a_dead_rank_leaves_behind_goes_with_it(make_session):
 
 @pytest.mark.long
 def test_semaphores_and_shared_memory_of_ranks_go_with_them(make_session):
-    """Python's resource tracker removes them when their process has ended, so it must not be ended first."""
+    """Python's resource tracker removes them after their process has ended, so it must not be ended first."""
     session = make_session(2)
     made = session.run(MAKES_SHARED, quiet=True)
     of_rank = [in_shared_memory(made[rank].stdout) for rank in made.ranks]

@@ -1,4 +1,4 @@
-"""The count of messages: once and in order, whatever the transport loses or repeats."""
+"""Numbering of messages: each is received once and in order, even if the transport loses or repeats frames."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_after_a_gap_nothing_is_delivered_until_the_missing_message_came():
     assert (request.kind, request.ack) == (RESEND, 1)
     assert not ours.heard(request, 0.0)
 
-    assert ours.again(0.0) == [frames[1], frames[2]]  # go-back-N: what came too early is sent again too
+    assert ours.again(0.0) == [frames[1], frames[2]]  # go-back-N: messages that arrived too early are sent again too
     assert [theirs.heard(header(one), 0.0) for one in ours.again(0.0)] == [True, True]
 
 
@@ -135,7 +135,7 @@ def test_a_peer_that_is_back_after_a_cut_gets_at_once_what_it_lacks():
         for second in range(1, 12):
             if link is slow:
                 link.heard(Header(BEAT, 0, 0, 0), float(second))
-            if second in (2, 5, 10):  # each time after twice as long
+            if second in (2, 5, 10):  # the delay doubles each time
                 assert link.is_overdue(second)
                 link.again(second)
     slow.heard(Header(BEAT, 0, 0, 0), now=12.0)
@@ -160,7 +160,7 @@ def test_another_version_is_named(frame, theirs):
 
 
 class Transport:
-    """One way of a connection that loses and repeats frames, in stretches as a cut does, and keeps their order."""
+    """One direction of a connection that loses and repeats frames in bursts, like a cut, and keeps their order."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -176,7 +176,7 @@ class Transport:
 
 
 class Side:
-    """Drives a link as an endpoint does."""
+    """Drives a link like an endpoint."""
 
     def __init__(self, inwards: Transport, out: Transport, texts: list[str]) -> None:
         self.link = Link()
@@ -215,7 +215,7 @@ class Side:
 
 
 def talk(seed: int, texts: list[str]) -> tuple[Side, Side]:
-    """Two sides that send each other these texts, after both are done or 20,000 steps."""
+    """Return two sides after they have sent each other these texts, or after 20,000 steps."""
     chance = random.Random(seed)
     out, back = Transport(chance), Transport(chance)
     sides = Side(back, out, texts), Side(out, back, texts)

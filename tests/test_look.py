@@ -1,4 +1,4 @@
-"""What is seen from outside of a process that cannot answer."""
+"""Inspection of a process that cannot answer, from outside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ work()
 
 @pytest.fixture
 def busy(tmp_path):
-    """A process that holds the GIL in one long call; its number is 7."""
+    """Start a process that holds the GIL in one long call; its number is 7."""
     code = PROCESS.format(number=int(STACK or signal.SIGUSR1), file=stack_file(str(tmp_path), 7))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None
@@ -37,7 +37,7 @@ def busy(tmp_path):
 
 
 def finish(look: ProcessInspector) -> float:
-    """Look until it is done. Returns how many seconds that took."""
+    """Poll until the inspection is done. Return the duration in seconds."""
     began = time.monotonic()
     wait_until(look.is_done)
     return time.monotonic() - began
@@ -67,7 +67,7 @@ def test_a_stopped_process_is_told_at_once(busy, tmp_path):
 
 @pytest.mark.processes
 def test_a_process_without_a_stack_file_gets_no_signal(tmp_path):
-    """It would end it: the store, or a rank that has not begun."""
+    """The signal would end it: the store, or a rank that has not started."""
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         look = ProcessInspector({7: sleeper.pid, 8: 2**22 + 1}, str(tmp_path))  # and one that has ended
 

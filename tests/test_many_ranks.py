@@ -1,4 +1,4 @@
-"""Many ranks that are nothing but the wire, as `tests.benchmarks.many` has hundreds of: what they say comes in."""
+"""Many ranks that consist only of the wire, as `tests.benchmarks.many` has hundreds of: their messages arrive."""
 
 from __future__ import annotations
 

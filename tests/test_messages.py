@@ -1,4 +1,4 @@
-"""Every message survives the wire, and what is no message is refused."""
+"""Every message survives the wire, and invalid data is rejected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KINDS.remove(Message)
 SAMPLES: dict[str, Any] = {
     "int": 2**40,
     "float": 0.125,
-    "str": "é\ud800 \x1e\n",  # a lone surrogate, as os.fsdecode makes them
+    "str": "é\ud800 \x1e\n",  # a lone surrogate, as created by os.fsdecode
     "bytes": bytes(range(256)),
     "bytearray": bytearray(range(256)),
     "bool": True,
@@ -63,7 +63,7 @@ SAMPLES: dict[str, Any] = {
 
 
 def value(its: Any) -> Any:
-    """An unusual value of this type."""
+    """Return an unusual value of this type."""
     if its is Message:
         return Probe(request=7)
     if isinstance(its, type) and dataclasses.is_dataclass(its):
@@ -81,7 +81,7 @@ def value(its: Any) -> Any:
 
 
 def sample(kind: type[Any]) -> Any:
-    """A message with an unusual value in every field."""
+    """Return a message with an unusual value in every field."""
     hints = get_type_hints(kind)
     names = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     return kind(**{name: SAMPLES[its] if its in SAMPLES else value(hints[name]) for name, its in names.items()})
@@ -173,7 +173,7 @@ def test_a_field_that_cannot_be_read_back_is_refused():
 
 
 def test_every_request_to_a_host_server_has_a_handler(monkeypatch):
-    """The server makes the table when it starts; its parts are read without one."""
+    """The server builds the table at its start. Its parts are read without a server here."""
     tables: list[Table[Any]] = []
     monkeypatch.setattr(server, "Table", lambda handlers: tables.append(Table(handlers)))
     control: Any = SimpleNamespace()

@@ -1,4 +1,4 @@
-"""Where ranks go whose host was lost."""
+"""New hosts of ranks whose host was lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_notebook.launch.placement import Placement
 
 
 def placement(hosts: str, devices: str = "") -> Placement:
-    """Ranks on hosts of one letter each, on GPUs of these numbers."""
+    """Return ranks on hosts of one letter each, on GPUs with these numbers."""
     return Placement(
         backend="gloo",
         hosts=tuple(hosts),
@@ -27,7 +27,7 @@ def placement(hosts: str, devices: str = "") -> Placement:
 def rooms(
     hosts: str, *, gpus: int = 0, cores: int = 8, memory_mib: int = 64_000, machine: str = ""
 ) -> dict[str, HostCapacity]:
-    """Of hosts of one letter each, all alike; each a machine of its own, or all on one."""
+    """Return equal hosts with one-letter names, each on a separate machine, or all on one."""
     found = tuple(Gpu(index=n, uuid=f"GPU-{n}", name=f"H{n}00", memory_mib=80_000) for n in range(gpus))
     return {
         host: HostCapacity(machine=machine or host, cores=cores, machine_cores=8, memory_mib=memory_mib, gpus=found)
@@ -39,9 +39,9 @@ def rooms(
     ("hosts", "lost", "there", "went", "local"),
     [
         ("aabb", "b", rooms("a"), "aaaa", [0, 1, 2, 3]),
-        ("aabb", "a", rooms("b"), "bbbb", [2, 3, 0, 1]),  # those that stay keep their numbers
+        ("aabb", "a", rooms("b"), "bbbb", [2, 3, 0, 1]),  # remaining ranks keep their numbers
         ("aabbcc", "a", rooms("bc"), "bcbbcc", [2, 2, 0, 1, 0, 1]),
-        ("aabc", "a", rooms("b", cores=2) | rooms("c"), "ccbc", [1, 2, 0, 0]),  # where most is free
+        ("aabc", "a", rooms("b", cores=2) | rooms("c"), "ccbc", [1, 2, 0, 0]),  # the host with the most free capacity
         ("ab", "b", rooms("ac"), "ac", [0, 0]),
     ],
 )

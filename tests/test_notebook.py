@@ -1,4 +1,4 @@
-"""The magics in a real kernel, as a front end sees them, on the newest ipykernel and on 6.31."""
+"""The magics in a real kernel with a front end, on the newest ipykernel and on 6.31."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLEEPS = {
 
 @pytest.fixture(scope="module")
 def ranks(kernel):
-    """A kernel with two ranks, started by the magic."""
+    """Start two ranks in a kernel with the magic."""
     reply = kernel.run("%ddp_start 2")
     assert reply.status == "ok", reply.traceback
     progress = reply.stdout.partition("\n")[0].rpartition("\r")[2]  # a slow start has shown the time before

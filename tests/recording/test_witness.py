@@ -213,11 +213,11 @@ def test_a_hook_gets_sparse_gradients(session):
     )
     assert session["rows"][0] == session["rows"][1] == [0.5, 0.5, 0.0, 1.0]
     (bucket,) = [one for one in session.recording.collectives(rank=0) if one.op == "comm hook sums"]
-    assert bucket.nbytes == 2 * 8 + 2 * 2 * 4  # two rows' numbers, and two rows
+    assert bucket.nbytes == 2 * 8 + 2 * 2 * 4  # numbers of two rows, and two rows
 
 
 def test_a_hook_keeps_its_slot_and_can_be_registered_again(session):
-    """In a later cell, which torch by itself refuses."""
+    """In a later cell. torch itself would reject this."""
     session.run("model = make('Deep'); model.register_comm_hook(None, halve); train([model], 3)", quiet=True)
     first = cell_of_last(session)
     session.run("model.register_comm_hook(None, again); train([model], 3)", quiet=True)
@@ -253,7 +253,7 @@ for _ in range(8):
 
 
 def test_fsdp_by_module(session):
-    """The profiler has ranges of FSDP's own, with the modules' names."""
+    """The profiler has separate ranges of FSDP, with the names of the modules."""
 
     def look() -> list[str]:
         cell = witnessed(session, STEP, FSDP)
@@ -292,7 +292,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
 
 def test_tensor_parallel(session):
-    """DTensor: one all_reduce of what the last layer gives in a forward, which the rank waits for."""
+    """DTensor: one all_reduce of the output of the last layer in a forward, for which the rank waits."""
 
     def look() -> list[str]:
         cell = witnessed(session, STEP, TENSOR_PARALLEL)
@@ -322,7 +322,7 @@ schedule.step(x) if rank == 0 else schedule.step(target=target)
 
 @pytest.mark.parametrize("schedule", ["ScheduleGPipe", "Schedule1F1B"])
 def test_pipeline(session, schedule):
-    """A micro-batch goes to the next stage, and its gradient comes back."""
+    """A micro-batch is sent to the next stage, and its gradient is sent back."""
 
     def look() -> list[str]:
         work = "for _ in range(4):\n    schedule.step(x) if rank == 0 else schedule.step(target=target)"

@@ -1,4 +1,4 @@
-"""What of this user's can be attached to: entries, and the doors that they name."""
+"""Sessions and jobs of this user that a notebook can attach to: their entries and their sockets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddp_notebook.registry import entries, lookup, unix_sockets
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path, monkeypatch):
-    """A runtime folder of this test's own."""
+    """Set a separate runtime folder for this test."""
     own = tmp_path / "run"
     own.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
@@ -127,7 +127,7 @@ def test_names_that_are_counted_are_each_given_once(runtime):
 
 
 def test_which_one_a_name_means(runtime):
-    """A session, and a job of two ranks; all are this process's here, so their files are told apart by hand."""
+    """A session, and a job of two ranks. All belong to this process here, so their files are distinguished manually."""
     about = {"key": "7", "script": "train.py", "arguments": ["--lr", "1"], "world_size": 3}
     for kind, name, told in (
         ("session", "kept-1", {"directory": "/home/me"}),
@@ -180,7 +180,7 @@ def test_lines_go_both_ways(path):
 @pytest.mark.processes
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_gets_nothing(path):
-    """Even one who may look into the folder."""
+    """Not even a user with access to the folder."""
     for folder in (path.parent, path.parent.parent, *path.parents[2:5]):
         if folder.stat().st_uid == 0 and len(folder.parts) > 2:
             folder.chmod(0o755)

@@ -157,7 +157,7 @@ _CALLS = [f"rpc.init_rpc({one})" for one in _ARGUMENTS] + [
 
 @pytest.fixture(scope="module")
 def ends(waiting_host_server, tmp_path_factory) -> dict[str, tuple[str, str]]:
-    """For each call: what came of it in a plain process and on a rank."""
+    """Return the outcome of each call in a plain process and on a rank."""
     from ddp_notebook import api
 
     folder = str(tmp_path_factory.mktemp("files"))

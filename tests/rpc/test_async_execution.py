@@ -55,7 +55,7 @@ def session(waiting_host_server):
 
 @pytest.mark.parametrize("call", FAILING)
 def test_an_error_comes_at_once_and_shutdown_ends(session, call):
-    """Torch runs no callback for a failed `rpc.remote`, and counts it as under way for ever."""
+    """torch runs no callback for a failed `rpc.remote`, and counts it as pending forever."""
     code = (
         f"{INIT}failed = 0\nfor _ in range(20 * (rank == 0)):\n"
         f"    try: {call}\n    except (RuntimeError, TypeError): failed += 1\nrpc.shutdown()\nfailed"
@@ -79,7 +79,7 @@ def test_an_operator_that_fails_late(session):
 
 
 def test_a_stopped_wait_for_an_operator_does_not_hold_up_shutdown(session):
-    """It waits in a thread that the stop leaves there."""
+    """The call waits in a thread that the stop does not end."""
     session.run("@torch.jit.script\ndef long(x: torch.Tensor) -> torch.Tensor:\n"
                 "    for _ in range(100000000): x = x + 1\n    return x")  # fmt: skip
     session.run(INIT)
@@ -116,6 +116,6 @@ def test_an_operator_that_fails_late_for_a_third_worker(make_session_alone):
         "    print(attempt(made.to_here), attempt(theirs.wait))\n"
         "rpc.shutdown()"
     )
-    session = make_session_alone(3)  # the one of the module is stopped, so this test is the last
+    session = make_session_alone(3)  # the module's session is stopped, so this test is the last one
     session.run(DEFINITIONS)
     assert said(session, code, timeout_s=30)[0].splitlines()[1:] == ["True True"]

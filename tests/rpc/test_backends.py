@@ -38,7 +38,7 @@ def session(make_session):
 def test_rpc_begins_with_every_backend_after_one_was_registered(session, backend):
     code = f"rpc.init_rpc(f'w{{rank}}', rank=rank, world_size=2, backend={backend})\n{CALL}rpc.shutdown()\nasked.pop()"
     code = code.removesuffix("\nasked.pop()") if backend != "mine" else code
-    for _ in range(2):  # in one session: references, too
+    for _ in range(2):  # twice in one session, including references
         told = [text.splitlines()[1:] for text in said(session, code)]
         its = [[f"('w{rank}', {rank}, 2, 'w{1 - rank}')"] if backend == "mine" else [] for rank in range(2)]
         assert told == [["1 0", *its[0]], ["2 0", *its[1]]]

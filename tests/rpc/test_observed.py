@@ -1,4 +1,4 @@
-"""A program sees the same of `torch.distributed.rpc` on ranks as in plain processes: outcomes, names, profiles."""
+"""`torch.distributed.rpc` behaves the same on ranks as in plain processes: outcomes, names, profiles."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if rank == 0: print("shown: " + json.dumps(found))
 """
 
 
-Outcomes = tuple[dict[str, str], dict[str, str]]  # of plain processes, and of ranks
+Outcomes = tuple[dict[str, str], dict[str, str]]  # of plain processes and of ranks
 
 
 @pytest.fixture(scope="module")

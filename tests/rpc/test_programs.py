@@ -1,5 +1,7 @@
-"""Programs with the calls of PyTorch's RPC tutorials, pasted into a cell and run twice in a row in one session: the
-losses, gradients and parameters of each rank are those of bare processes, to the last bit."""
+"""Programs with the calls of PyTorch's RPC tutorials, run twice in one session.
+
+The losses, gradients and parameters of each rank are bit-identical to those of bare processes.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ import pytest
 from ddp_notebook.errors import RankError
 
 _PROGRAMS = Path(__file__).parent / "programs"
-_ADDRESSES = "29500", "29501"  # ports that the programs name
-_FIGURE = re.compile(r"-?0x[\d.a-f]+p[+-]\d+")  # what the programs print of floats, by `float.hex`
-# Forked, the processes import torch once. They end together: torch's `shutdown` fails on a rank that is still in it
-# when rank 0, where the store is, ends.
+_ADDRESSES = "29500", "29501"  # ports that the programs use
+_FIGURE = re.compile(r"-?0x[\d.a-f]+p[+-]\d+")  # output of the programs: floats by `float.hex`
+# The processes are forks, so that torch is imported once. They end together: torch's `shutdown` fails on a rank that is
+# still in it when rank 0, which has the store, ends.
 _BARE = """
 import os, {name} as program, torch.multiprocessing as mp
 ends = mp.get_context("fork").Barrier({workers})
@@ -61,7 +63,7 @@ def test_a_program_pasted_with_its_spawn_is_told_what_to_call(make_session):
 
 
 def _of_bare_processes(text: str, name: str, workers: int, directory: Path) -> list[list[str]]:
-    """The figures that each of them prints."""
+    """Return the numbers that each process prints."""
     with ExitStack() as stack:
         for address in _ADDRESSES:
             free = stack.enter_context(socket.create_server(("127.0.0.1", 0)))

@@ -1,4 +1,4 @@
-"""What recordings say of calls, remote references and distributed autograd."""
+"""Recordings of remote calls, remote references and distributed autograd."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def session(make_session):
 
 
 def on_rank_0(session, code: str) -> int:
-    """Run it on rank 0, between an `init_rpc` and a `shutdown`. Returns the number of the cell."""
+    """Run code on rank 0, between `init_rpc` and `shutdown`. Return the number of the cell."""
     lines = "\n".join(f"    {line}" for line in code.splitlines())
     session.run(f"{INIT}if rank == 0:\n{lines}{END}")
     return max(call.cell for call in session.recording.calls())
@@ -98,7 +98,7 @@ def test_a_call_is_seen_from_both_sides(session, tmp_path):
 
 
 def test_an_exception_that_is_returned_is_an_answer(session):
-    """However it is waited for, or by nobody."""
+    """With any kind of wait, or without one."""
     cell = on_rank_0(
         session,
         "assert isinstance(rpc.rpc_sync('worker1', mistake), ValueError)\n"
@@ -122,7 +122,7 @@ def test_references_are_seen_from_their_making_until_they_are_deleted(session):
         session,
         "agent = rpc.RRef(Agent())\n"
         "rpc.rpc_sync('worker1', ask, args=(agent,))\n"
-        "while_another_thread_computes()\n"  # the callee makes its own before `remote` returns
+        "while_another_thread_computes()\n"  # the callee creates its own before `remote` returns
         "its = rpc.remote('worker1', box)\n"
         "its.to_here()[0].to_here().sum()\n"
         "as_before.set()",
@@ -142,7 +142,7 @@ def test_references_are_seen_from_their_making_until_they_are_deleted(session):
     fetches = [call for call in session.recording.calls(cell=cell) if call.kind == "to_here"]
     assert [(call.src, call.dst, call.reference) for call in fetches] == [
         (0, 1, outer.id)
-    ]  # rank 0 has the other itself
+    ]  # rank 0 has the other one itself
     for one in references:
         assert all(one.made_ns <= user.since_ns < user.deleted_ns <= one.deleted_ns for user in one.users)
 
@@ -200,7 +200,7 @@ def test_the_trace_has_arrows_from_callers_to_callees(session):
 
 
 def test_a_call_that_has_not_returned_is_open_until_it_has(session):
-    """Whether its caller waits for it, fetches what it makes, or has left its cell."""
+    """Whether its caller waits for it, fetches its result, or has left its cell."""
     session.run(
         f"{INIT}if rank == 0:\n"
         "    rpc.rpc_async('worker1', stays)\n"
@@ -237,7 +237,7 @@ def test_a_call_that_has_not_returned_is_open_until_it_has(session):
 
 @pytest.mark.long
 def test_both_sides_tell_of_ten_thousand_calls(session):
-    """From two threads of each rank, some waited for one by one and some together."""
+    """From two threads of each rank. Some calls are waited for one by one, and some together."""
     session.run(
         f"{INIT}"
         "import threading\n"
@@ -275,7 +275,7 @@ def test_a_report_says_that_an_agent_waits_for_its_observers(session):
     found = session.report()
     assert found.overall is not None
     assert found.overall.share(found.overall.answers_ns) > 0.5
-    on_a_busy_machine = found.taken is not None and found.taken.is_large  # the report names it first
+    on_a_busy_machine = found.taken is not None and found.taken.is_large  # the report lists it first
     assert on_a_busy_machine or re.fullmatch(r"\d\d % of the step waits for answers of remote calls", found.verdict)
     assert found.straggler is None
     assert re.search(

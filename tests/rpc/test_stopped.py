@@ -1,4 +1,4 @@
-"""What callees execute for a cell that is stopped, and what is said of ranks that wait for each other by RPC."""
+"""Calls of a stopped cell on their callees, and messages about ranks that wait for each other by RPC."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ with dist_autograd.context() as context:
     x = torch.ones(1, requires_grad=True)
     dist_autograd.backward(context, [rpc.rpc_sync(other, slow, args=(x,)).sum()])
 """
-_AT_ONCE_S = 5.0  # else it takes until the end of a timeout of RPC, a minute
+_AT_ONCE_S = 5.0  # otherwise it takes a minute, the timeout of RPC
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def session(waiting_host_server):
 
 
 def stopped(session, code: str, after_s: float = 0.7) -> str:
-    """What is said of a cell of rank 0 that is stopped."""
+    """Return the messages about a stopped cell of rank 0."""
     session.run(INIT)
     began_s = time.monotonic()
     with pytest.raises(CellTimeoutError) as failed:
@@ -74,7 +74,7 @@ def stopped(session, code: str, after_s: float = 0.7) -> str:
 
 
 def frames(session, function: str) -> list[int]:
-    """In how many threads of each rank this function runs."""
+    """Return the number of threads of each rank in which this function runs."""
     code = (
         "import sys\nn = 0\nfor f in sys._current_frames().values():\n    while f:\n"
         f"        n += f.f_code.co_name == {function!r}; f = f.f_back\nn"
@@ -100,7 +100,7 @@ def frames(session, function: str) -> list[int]:
 def test_what_a_callee_executes_ends_with_the_cell(session, code, function):
     told = stopped(session, code)
     assert "still runs" not in told
-    wait_until(lambda: frames(session, function) == [0, 0], 10.0)  # for a backward the stop does not wait
+    wait_until(lambda: frames(session, function) == [0, 0], 10.0)  # the stop does not wait for a backward
     session.run("rpc.shutdown()", timeout_s=5)
     result = session.run(INIT + CALL)
     assert [result[rank].result for rank in range(2)] == ["1", "2"]
@@ -125,7 +125,7 @@ def test_what_does_not_end_is_named(session, code, rank):
 
 @pytest.mark.parametrize("later_s", [0.0, 0.2])
 def test_the_end_of_one_threads_wait_is_not_that_of_anothers_for_the_same_call(session, later_s):
-    """The other one would go on to wait in C++, where no stop reaches it; whoever has begun first."""
+    """Otherwise the second thread would wait in C++, which no stop reaches, in any order of the threads."""
     stopped(
         session,
         "future = rpc.rpc_async(other, hold)\n"
@@ -165,7 +165,7 @@ def test_the_card_names_both_ends(make_session_alone, capfd):
 
 
 def test_however_the_cell_is_stopped(make_session_alone, capfd):
-    """By the stop button, and because another rank has failed."""
+    """By the stop button, or because another rank has failed."""
     session = make_session_alone(2, grace_s=0.2)
     session.run(DEFINITIONS + FUNCTIONS)
     session.run(INIT)
@@ -177,6 +177,6 @@ def test_however_the_cell_is_stopped(make_session_alone, capfd):
     capfd.readouterr()
     job.cancel()
     wait_until(lambda: frames(session, "spin_in_vain") == [0, 0], what="the end of the call")
-    # What it waits for is left out where a busy machine does not let the rank answer in time.
+    # The callee is missing in the message if a busy machine delays the answer of the rank.
     told = r"rank 0 was interrupted at cell line 1, in rpc_sync(\n| \(waits for spin_in_vain on worker1 \(rank 1\), c)"
     assert re.search(told, capfd.readouterr().err)

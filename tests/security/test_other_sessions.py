@@ -1,4 +1,4 @@
-"""A second user attacks other sessions: with a client, over ssh, of tasks that call in, kept, and torchrun jobs."""
+"""A second user attacks other sessions: with a client, over ssh, with outposts, kept, and torchrun jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SEVERAL_HOSTS = {"the session's store, ranks on several hosts", "the notebook's
 
 @pytest.fixture(scope="module")
 def python(ssh):  # noqa: F811
-    """An interpreter of the hosts, whose processes are found by the mark of this test run."""
+    """Return an interpreter of the hosts, whose processes have the mark of this test run."""
     return sshd.python(ssh, variable=RUN_MARK)
 
 
@@ -69,7 +69,7 @@ def test_workers_whose_listeners_were_ended_say_so(make_session, stranger, tmp_p
 
 @pytest.mark.long
 def test_tasks_that_call_in(monkeypatch, stranger, tmp_path):
-    """Each of them is a host, so the session's store listens on a network."""
+    """Each task is a host, so the session's store listens on a network."""
     with ddp_notebook.start(2, mpi=_use(monkeypatch, _Commands(_address(), [[], []]))) as session:
         session.run(
             "import os; dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False)"

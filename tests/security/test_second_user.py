@@ -1,4 +1,4 @@
-"""A second user of the machine attacks a session: nothing of theirs is executed, no rank dies, the session works on."""
+"""A second user of the machine attacks a session: none of their code is executed, no rank dies, the session works."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _CALL = "print(rpc.rpc_sync(f'worker{1 - rank}', operator.add, (1, 2)))"
 
 @pytest.fixture(scope="module", autouse=True)
 def store_for_programs(session):
-    """It starts at the first connection, and then stays as long as the session."""
+    """The store starts at the first connection, and then runs until the session ends."""
     session.run("import os; dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False)")
 
 
 @pytest.fixture(autouse=True)
 def unharmed(session, tmp_path):
-    """After each attack the ranks are the same, work, and have executed nothing of the second user's."""
+    """After each attack the ranks are the same, work, and have executed no code of the second user."""
     before = [session.run(_PIDS)[rank].stdout for rank in range(2)]
     yield
     code = "x = torch.ones(2); dist.all_reduce(x); dist.barrier(dist.new_group()); print(x.tolist())"
@@ -115,7 +115,7 @@ def test_bytes_of_another_user_at_the_ports_of_rpc_kill_no_rank(session, strange
 
 @pytest.mark.long
 def test_pickles_at_workers_that_meet_are_not_executed(session, stranger, tmp_path):
-    """The attack goes on while ranks call init_rpc."""
+    """The attack continues while ranks call init_rpc."""
     with attacking(stranger, tmp_path / "marker") as rounds:
         wait_until(lambda: len(rounds) > 1, 60)
         for attacked in range(2, 5):

@@ -1,4 +1,4 @@
-"""The table of docs/security.md: each row names a test that exists, or says why there is none."""
+"""The table of docs/security.md: each row contains an existing test, or the reason why there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory per rank: parameters, gradients and optimizer state as the formula says, before and after a change."""
+"""Memory per rank: parameters, gradients and optimizer state match the formula, before and after a change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def step():
     optimizer.step()
 """
 _ADAM = "optimizer = torch.optim.Adam(model.parameters())"
-_WAYS = {  # how, and what each of two ranks has of parameters, gradients and Adam's state, in bytes an element
+_WAYS = {  # wrapper, and the bytes per element of parameters, gradients and Adam's state on each of two ranks
     "DDP": (f"model = DDP(make(), gradient_as_bucket_view=True); {_ADAM}", (4, 4, 8)),
     "ZeRO-1": (
         "model = DDP(make(), gradient_as_bucket_view=True)\n"
@@ -76,7 +76,7 @@ def test_what_is_held_now_and_what_was_measured_before(ranks):
 
 
 def test_a_model_may_be_called_several_times(ranks):
-    """As where gradients are accumulated, or in a loop."""
+    """As with gradient accumulation, or in a loop."""
     ranks.run(f"model = DDP(make(), gradient_as_bucket_view=True); {_ADAM}\nstep(); step()", quiet=True)
     once = ranks.memory("step()")[0]
     several = ranks.memory("for _ in range(3): step()")[0]

@@ -1,4 +1,4 @@
-"""Wrong uses that nothing else complains about are said, and right ones that look like them are not."""
+"""Wrong uses that raise no other error are reported, and similar correct ones are not."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _PARALLEL = f"parallelize_module(model, init_device_mesh('cpu', (2,)), {_ROWS_AN
 
 
 def test_a_check_of_a_tensor_parallel_model_counts_what_it_has_compared(ranks):
-    """Only one of the four parameters is the same on all ranks: the bias of the rowwise layer."""
+    """Only one of the four parameters is equal on all ranks: the bias of the rowwise layer."""
     ranks.run(f"forget()\nmodel = make(4, 8, 4); {_PARALLEL}", quiet=True)
     assert repr(ranks.check("model")) == (
         "2 ranks agree: 1 parameter (4 elements); not compared: 3 sharded (model.0.weight, model.0.bias, ...)"
@@ -127,7 +127,7 @@ def test_what_looks_like_it_and_is_right(ranks, case):
 
 @pytest.mark.long
 def test_no_false_alarm_over_shapes_and_ways_to_shard(ranks):
-    """Programs made of what users combine; each is right, so nothing may be said of it."""
+    """Programs from combinations of common calls. All are correct, so nothing may be reported."""
     ways = (
         *("fully_shard(model)", "[fully_shard(part) for part in model]; fully_shard(model)", "model = DDP(model)"),
         "fully_shard(model, mesh=init_device_mesh('cpu', (2, 1), mesh_dim_names=('replica', 'shard')))",
@@ -150,7 +150,7 @@ def test_clipping_before_unscale(ranks):
         "ranks 0,1: gradients were clipped by clip_grad_norm_ 3 times while a GradScaler had them scaled: call "
         "scaler.unscale_(optimizer) before"
     )
-    assert ranks.check().mistakes  # a cell that scales nothing changes nothing
+    assert ranks.check().mistakes  # a cell without scaling changes nothing
     assert mistakes(ranks, f"{start}train(clip_first=False)") == ()
     assert mistakes(ranks, f"{start}train(clip_first=True, scale=1.0)") == ()
 
@@ -212,7 +212,8 @@ def test_averaging_after_unscale(ranks, how):
 
 
 def test_what_averaging_after_unscale_does_and_averaging_before_it_does_not(ranks):
-    """An inf on rank 0: averaged too late it reaches the weights of rank 1 only; averaged before, all ranks skip."""
+    """An inf on rank 0: if averaged too late, it reaches the weights of rank 1 only; if averaged before, all ranks
+    skip."""
     ranks.run(f"forget()\n{_AVERAGE}" + "start = model[0].weight.detach().clone()", quiet=True)
     step = "scaler = torch.amp.GradScaler('cpu', init_scale=8.0)\nstep(average, {}, scaler, float('inf') ** (1 - rank))"
     ranks.run(step.format(False) + "\nis_start = bool((model[0].weight == start).all())", quiet=True)
@@ -238,14 +239,15 @@ def test_other_inputs_of_a_tensor_parallel_module(ranks):
         "z = torch.randn(3, 4) @ w[0].T + w[1]; z = z @ w[2].T + w[3]; apart = float((y - z).abs().max())",
         quiet=True,
     )
-    assert min(ranks["apart"].values()) > 1e-3  # neither rank has what one process computes: the mistake is one
+    # neither rank has the result of a single process, so it is a real mistake
+    assert min(ranks["apart"].values()) > 1e-3
 
 
 @pytest.mark.parametrize(
     "inputs",
     [
         "torch.manual_seed(1); y = model(torch.randn(3, 4))",
-        "torch.manual_seed(1); y = model(torch.randn(3, 4) * (1 + rank * 1e-6))",  # rounded otherwise
+        "torch.manual_seed(1); y = model(torch.randn(3, 4) * (1 + rank * 1e-6))",  # different rounding
         "y = model(torch.full((3, 4), float('nan')))",
         "y = model(torch.zeros(3, 4))",
     ],
@@ -291,7 +293,8 @@ def test_other_parameters_that_are_said_to_be_replicated(ranks):
         "0.1), and it takes them for the same: make them the same on all ranks"
     )
     assert mistakes(ranks, "w = " + make.format("7")) == ()
-    checked = make.format("7 + rank").replace("[Replicate()]", "[Replicate()], run_check=True")  # that makes them equal
+    # which makes them equal
+    checked = make.format("7 + rank").replace("[Replicate()]", "[Replicate()], run_check=True")
     assert mistakes(ranks, f"w = {checked}") == ()
 
 
@@ -313,7 +316,7 @@ def test_one_distributed_checkpoint_in_two_places(ranks, tmp_path):
             "can be loaded, since its parts and what tells of them lie apart; give all ranks the same path"
         )
         assert mistakes(ranks, f"{_SHARDED}where = '{tmp_path}/both'; dcp.{save}") == ()
-    with pytest.raises(RankError, match="CheckpointException"):  # that is why
+    with pytest.raises(RankError, match="CheckpointException"):  # the reason for it
         ranks.run(f"dcp.load(model.state_dict(), checkpoint_id='{tmp_path}/0')", quiet=True)
 
 

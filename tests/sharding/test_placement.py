@@ -1,4 +1,4 @@
-"""Who holds which part of a model or a tensor: as data, against what ranks have, and as a picture."""
+"""Parts of a model or a tensor on each rank: as data, compared with the ranks' tensors, and as a picture."""
 
 from __future__ import annotations
 

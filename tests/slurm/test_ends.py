@@ -1,4 +1,4 @@
-"""How a job of ranks ends: by Slurm, with its notebook, and not at all where it is the user's own allocation."""
+"""The end of a job with ranks: by Slurm, or with its notebook. A user's own allocation does not end."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.conftest import wait_until
 from tests.test_preempt import LOOP
 from tests.test_survive import SETUP
 
-pytestmark = pytest.mark.alone  # links and addresses are the machine's
+pytestmark = pytest.mark.alone  # changes links and addresses of the machine
 _ROOT = Path(__file__).parents[2]
-_GONE_S = 60.0  # that a job outlives its notebook at most
+_GONE_S = 60.0  # longest time that a job outlives its notebook
 _NOTEBOOK = """
 import sys, time
 import ddp_notebook
@@ -34,7 +34,7 @@ _SUM = "import os; x = torch.ones(1); dist.all_reduce(x); print(int(x), os.envir
 
 @contextmanager
 def _notebook(start: str, code: str, then: str = "", before: tuple[str, ...] = ()):
-    """A notebook's process that runs a cell."""
+    """Start a notebook process that runs a cell."""
     script = _NOTEBOOK.format(start=start, code=code, then=then or "pass")
     env = {**os.environ, "PYTHONPATH": str(_ROOT)}
     process = subprocess.Popen([*before, sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True)
@@ -46,7 +46,7 @@ def _notebook(start: str, code: str, then: str = "", before: tuple[str, ...] = (
 
 
 def _tidy(slurm) -> None:
-    """Remove what a notebook that was killed could not."""
+    """Remove files that a killed notebook could not remove."""
     for file in slurm.shared_folder.iterdir():
         assert file.stat().st_mode & 0o777 == 0o600 or file.suffix == ".out"
         file.unlink()
@@ -135,7 +135,7 @@ def test_the_notebook_may_be_on_a_node_of_the_allocation(slurm, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("end", [_by_a_job_that_goes_before, _by_the_limit])
 def test_tasks_that_were_warned_remove_what_they_have_written(slurm, tmp_path, end):
-    """They do not end at SIGTERM, since ranks save then; SIGKILL would leave their folders."""
+    """They ignore SIGTERM while ranks save their state. SIGKILL would leave their folders."""
     folders = Path(tempfile.gettempdir()).glob
     before = set(folders("ddp_notebook-*"))
     with ddp_notebook.start(2, slurm="-N2 --exclusive -t 10", on_preempt=str(tmp_path)) as session:
@@ -150,7 +150,7 @@ def test_tasks_that_were_warned_remove_what_they_have_written(slurm, tmp_path, e
 
 
 def _by_signal(slurm, job):
-    """What `--signal=USR1@60` does 60 s before the end."""
+    """Send the signal of `--signal=USR1@60` 60 s before the end."""
     slurm.ask("scancel", "--signal=USR1", job)
 
 
@@ -169,7 +169,7 @@ def test_what_says_that_the_time_is_nearly_over_has_loops_save(slurm, tmp_path, 
         session.run(SETUP, quiet=True)
         begun = tmp_path / "begun"
         loop = LOOP.format(folder="", pause=0).replace("train()", f"train(); pathlib.Path({str(begun)!r}).touch()")
-        loop = loop.replace("steps=20", "steps=1000")  # Slurm looks at limits twice a minute
+        loop = loop.replace("steps=20", "steps=1000")  # Slurm checks limits twice a minute
         later = session.submit(loop, quiet=True)
         wait_until(begun.exists, 20.0, "a step")
         warn(slurm, job)

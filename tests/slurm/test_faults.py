@@ -14,13 +14,13 @@ from tests.slurm import conftest
 
 pytestmark = [pytest.mark.alone, pytest.mark.long]
 
-# Of the module, not of each test: the jobs stay until it ends.
+# Checked after the module, not after each test: the jobs stay until it ends.
 queue_is_empty = pytest.fixture(scope="module", autouse=True)(conftest.queue_is_empty.__wrapped__)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
 def of_size(slurm) -> Iterator[Callable[[int], Ranks]]:
-    """Ranks of this number, in a job of theirs."""
+    """Return ranks by number, in a separate job."""
     with of_sizes({2: '--slurm "-N2"', 3: '--slurm "-N2 -n3"'}) as make:
         yield make
 

@@ -1,4 +1,4 @@
-"""A start that waits in Slurm's queue, and one that Slurm refuses. No rank comes to be."""
+"""A start that waits in Slurm's queue, and one that Slurm rejects. No rank is started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddp_notebook.launch.starters import slurm as starters
 from ddp_notebook.launch.starters.slurm_queue import SlurmJob, SlurmJobState
 from tests.conftest import wait_until
 
-pytestmark = pytest.mark.alone  # links and addresses are the machine's
+pytestmark = pytest.mark.alone  # changes links and addresses of the machine
 
 
 def test_what_the_queue_says_is_shown_while_it_waits_and_stop_takes_the_job_out_of_it(slurm):
@@ -37,7 +37,7 @@ def test_what_the_queue_says_is_shown_while_it_waits_and_stop_takes_the_job_out_
 
 @pytest.mark.long
 def test_waiting_in_the_queue_does_not_count_as_the_start(slurm):
-    """The limit begins to run when the job does. (Its tasks cannot call in: they begin with another Python.)"""
+    """The time limit starts with the job. (Its tasks cannot connect: they start with another Python.)"""
     with slurm.occupied() as other:
         threading.Timer(2.0, slurm.ask, ("scancel", other)).start()
         with pytest.raises(StartError, match=r"no task called the notebook: Slurm job \d+ has ended"):
@@ -103,7 +103,7 @@ def test_a_job_that_is_cancelled_while_it_waits(slurm):
 
 @pytest.mark.long
 def test_a_job_that_is_cancelled_while_its_tasks_begin(slurm, tmp_path):
-    """They take long to begin, since what the queue says is asked seldom."""
+    """Their start takes long, because the queue is polled rarely."""
     slow = tmp_path / "python"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
@@ -170,7 +170,7 @@ def test_tasks_are_those_that_the_arguments_ask_for_or_one_a_node(slurm, tmp_pat
         assert set(re.findall(r"\d/\d", (tmp_path / "said").read_text())) == said
     finally:
         begun.end()
-    assert (tmp_path / "said").exists()  # it is the user's
+    assert (tmp_path / "said").exists()  # it belongs to the user
 
 
 @pytest.mark.long

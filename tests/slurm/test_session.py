@@ -1,4 +1,4 @@
-"""Ranks in a job of Slurm's: two nodes with networks of their own, which share this machine's clock and files."""
+"""Ranks in a Slurm job: two nodes with separate networks, which share this machine's clock and files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, SessionBrokenError
 from tests.conftest import wait_until
 
-pytestmark = pytest.mark.alone  # links and addresses are the machine's
+pytestmark = pytest.mark.alone  # changes links and addresses of the machine
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_one_task_a_node_has_its_share_of_the_ranks(session):
 
 
 def test_they_reach_each_other_and_the_notebook_by_the_route_to_the_nodes(session, slurm):
-    """Not by their names, which are addresses of their own loopbacks, as Debian has it."""
+    """Not by their names, which Debian maps to loopback addresses."""
     code = "import os, socket; print(os.environ['MASTER_ADDR'], socket.gethostbyname(socket.gethostname()))"
     result = session.run(code)
     assert result[0].stdout == f"{slurm.addresses['n1']} 127.0.1.1\n"

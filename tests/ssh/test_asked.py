@@ -1,4 +1,4 @@
-"""What `--hosts` names, and how many ranks each host gets."""
+"""Hosts in `--hosts`, and the number of ranks on each host."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ _SELVES = {"a": "a", "b": "b", "c": "c"}
         ("--hosts a:1,b:3", "abbb"),
         ("4 --hosts a,b", "aabb"),
         ("5 --hosts a:1,b,c", "abbcc"),
-        ("--hosts a,b:1", "aaaab"),  # as many as one machine without a GPU gets
+        ("--hosts a,b:1", "aaaab"),  # same number as on one machine without a GPU
     ],
 )
 def test_n_is_the_sum_of_the_ranks(line, ranks):
@@ -125,7 +125,7 @@ def test_n_is_the_sum_of_the_ranks(line, ranks):
 )
 def test_another_sum_than_the_hosts_have(line, why):
     with pytest.raises(UsageError, match=why):
-        parse(line)  # before any host is asked
+        parse(line)  # before any host is contacted
     world_size, _, hosts = line.split()
     options = StartOptions(world_size=int(world_size), hosts=host_list.parse(hosts))
     with pytest.raises(UsageError, match=why):

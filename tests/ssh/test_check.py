@@ -1,4 +1,4 @@
-"""`--check` by ssh, one machine under several names: what is reached and what not, and what is left."""
+"""`--check` by ssh, with one machine under several names: reachable and unreachable hosts, and cleanup."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_would_start_is_said(python):
 
 @pytest.mark.long
 def test_another_version_is_told_with_the_table(ssh):
-    """It is said before ranks start, beside what else the hosts are."""
+    """The message appears before ranks start, with the other facts of the hosts."""
     folder = ssh / "older"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("import ddp_notebook.version; ddp_notebook.version.__version__ = '0.0.9'")

@@ -1,4 +1,4 @@
-"""A third of the faults of `tests/faults`, on ranks of two hosts with networks of their own."""
+"""A third of the faults of `tests/faults`, on ranks of two hosts with separate networks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 @pytest.fixture(scope="module")
 def of_size(tmp_path_factory) -> Iterator[Callable[[int], Ranks]]:
-    """Ranks of this number, of which the last one is on a host of its own."""
+    """Return ranks by number. The last rank is on a separate host."""
     directory = tmp_path_factory.mktemp("network")
     with namespaces.hosts(directory, "a", "b") as made, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDP_NOTEBOOK_SSH", made.command)

@@ -1,4 +1,4 @@
-"""Files to hosts and back: hosts of one machine, whose mount namespaces hide the notebook's folder from them."""
+"""Copies of files to hosts and back. Mount namespaces of this machine hide the notebook's folder from the hosts."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def make(folder, **texts):
 
 
 def apart(directory: Path, hidden: Path, *, home: Path, size: str = "64m") -> str:
-    """An interpreter on a host that has an empty folder in place of this one, with so much space; and a home of its
-    own."""
+    """Return an interpreter on a host on which this folder is replaced by an empty file system of this size, with its
+    own home."""
     first = [
         'if [ -z "$OF_ITS_OWN" ]; then export OF_ITS_OWN=yes; exec unshare -m "$0" "$@"; fi',
         f"mount -t tmpfs -o size={size} apart {hidden}",
@@ -39,7 +39,7 @@ def apart(directory: Path, hidden: Path, *, home: Path, size: str = "64m") -> st
 
 @pytest.fixture(scope="module")
 def project(ssh, tmp_path_factory):
-    """The notebook's folder, and its own directory."""
+    """Return the notebook's folder, and set it as the working directory."""
     if not rights.may(*rights.MOUNT):
         pytest.skip("mount namespaces cannot be made here: it takes root")
     folder = tmp_path_factory.mktemp("hidden") / "project"
@@ -58,7 +58,7 @@ def project(ssh, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """That both hosts have."""
+    """Return the home folder of both hosts."""
     return tmp_path_factory.mktemp("home")
 
 
@@ -104,7 +104,7 @@ def test_ranks_begin_in_the_folder_with_its_files(session, project):
 def test_only_what_changed_is_sent_again(session, project):
     assert session.files.sync().sent == {"one": [], "two": []}
     (project / "mod.py").write_text("value = 42\n")
-    os.utime(project / "big.bin")  # of the same content
+    os.utime(project / "big.bin")  # same content
     again = session.files.sync()
     assert again.sent == {"one": ["mod.py"], "two": ["mod.py"]}
     assert again.lines[0].endswith("; there already: 5")
@@ -191,7 +191,7 @@ def test_an_interrupt_leaves_nothing_half(session, project):
     connection = session._hosts.all[1].transport._ssh
 
     def press(_):
-        connection.send_signal(signal.SIGSTOP)  # a link that takes nothing for a while
+        connection.send_signal(signal.SIGSTOP)  # a link that accepts no data for a while
         os.kill(os.getpid(), signal.SIGINT)
 
     try:
@@ -218,14 +218,14 @@ def test_files_of_ranks_come_apart(session, tmp_path):
 
 def test_hosts_that_share_the_folder_get_nothing(session, tmp_path):
     make(tmp_path, **{"a.py": ""})
-    os.truncate(tmp_path / "a.py", 2 * 10**9)  # more than would be sent without a word
+    os.truncate(tmp_path / "a.py", 2 * 10**9)  # more than is sent without a confirmation
     told = session.files.sync(tmp_path)
     assert told.lines == (f"one: shares {tmp_path}, nothing was sent", f"two: shares {tmp_path}, nothing was sent")
     assert os.listdir(tmp_path) == ["a.py"]
 
 
 def test_hosts_that_share_a_folder_of_their_own(session, project, home):
-    """It is sent to one of them; here to the home folder, as none of that path can be made."""
+    """The folder is sent to only one of them, here into the home folder, because its path cannot be created."""
     path = project.parent / "file" / "code"
     make(path, **{"a.py": "1"})
     session.run(f"open({str(path.parent)!r}, 'w').close()", quiet=True)

@@ -1,4 +1,4 @@
-"""A host that ssh reaches: how it ends, and what is said where it cannot begin."""
+"""A host reached by ssh: its end, and the messages if it cannot start."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_nothing_is_left_of_a_session(python):
 
 @pytest.mark.long
 def test_a_notebook_that_is_killed_leaves_nothing(python):
-    with tempfile.TemporaryDirectory() as folder:  # of a short name, since a socket is in it
+    with tempfile.TemporaryDirectory() as folder:  # short path, because it contains a socket
         code = f"""
 import sys, ddp_notebook
 with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python={python!r})) as session:
@@ -60,7 +60,7 @@ with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python={python!r})) as s
 
 @pytest.mark.long
 def test_a_notebook_keeps_its_hosts_for_the_next_session(python, monkeypatch):
-    """They have imported torch; what leads to the notebook ends with the session."""
+    """They have imported torch. Their connections to the notebook end with the session."""
 
     def servers(**options) -> tuple[list[int], list[str]]:
         with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:2", python=python), **options) as session:
@@ -125,7 +125,7 @@ def test_a_host_that_hears_nothing_ends_what_it_has_started(python):
     host = Host(SshTransport("one", python=python, lease_s=3.0))
     try:
         server = host.facts()["pid"]
-        time.sleep(4.0)  # longer than the lease: the notebook says something by itself
+        time.sleep(4.0)  # longer than the lease: the notebook sends heartbeats by itself
         assert psutil.pid_exists(server) and not host.trouble()
         _connection(host).send_signal(signal.SIGSTOP)  # as if the link were cut
         wait_until(lambda: not psutil.pid_exists(server), 15.0)
@@ -136,7 +136,7 @@ def test_a_host_that_hears_nothing_ends_what_it_has_started(python):
 
 @pytest.mark.long
 def test_a_server_that_is_stopped_is_heard(python):
-    """By both sides, though it neither reads nor writes."""
+    """Heartbeats of both sides continue, although the server neither reads nor writes."""
     host = Host(SshTransport("one", python=python, lease_s=3.0))
     try:
         server = host.facts()["pid"]
@@ -155,7 +155,7 @@ def test_a_server_that_is_stopped_is_heard(python):
         host.close()
 
 
-@pytest.mark.alone  # others want ports too
+@pytest.mark.alone  # other tests need ports too
 def test_a_port_of_the_host_leads_to_the_notebooks_where_most_are_taken(python):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 12_000:
@@ -227,7 +227,7 @@ def test_a_python_that_will_not_do(ssh, first, words):
 
 @pytest.mark.slow
 def test_a_host_without_torch_is_reached(ssh):
-    """The error names the packages that its Python lacks, by the names that a user knows."""
+    """The error contains the packages that its Python lacks, by their usual names."""
     bare = ssh / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
     version = ".".join(map(str, sys.version_info[:3]))
@@ -255,7 +255,7 @@ def test_a_host_without_that_python_is_reached(ssh, python, words):
 
 @pytest.mark.long
 def test_the_path_of_the_notebooks_interpreter_is_tried_first(ssh, tmp_path, monkeypatch):
-    """And python3 where what is there lacks something."""
+    """And python3 if that interpreter lacks something."""
     assert ddp_notebook.check(hosts="one").fits
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
@@ -273,7 +273,7 @@ def test_the_path_of_the_notebooks_interpreter_is_tried_first(ssh, tmp_path, mon
 
 @pytest.mark.processes
 def test_a_torch_that_cannot_be_imported(ssh):
-    """It is missed when the host server has begun."""
+    """Detected after the start of the host server."""
     (ssh / "without").mkdir()
     (ssh / "without" / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
     python = sshd.python(ssh, variable=f'PYTHONPATH="{ssh / "without"}:$PYTHONPATH"')
@@ -283,7 +283,7 @@ def test_a_torch_that_cannot_be_imported(ssh):
 
 @pytest.mark.long
 def test_a_variable_that_python_reads_as_it_starts(ssh):
-    """Is there for the host server and its ranks, though ssh starts the Python that hears of it."""
+    """The variable is set for the host server and its ranks, although ssh starts the Python that receives it."""
     with ddp_notebook.start(
         hosts=ddp_notebook.Ssh("one:1", python=sshd.python(ssh)), env={"PYTHONHASHSEED": "7"}
     ) as session:

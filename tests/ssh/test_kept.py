@@ -1,4 +1,4 @@
-"""A kept session whose ranks are on a machine that ssh reaches."""
+"""A kept session whose ranks are on a machine reached by ssh."""
 
 from __future__ import annotations
 

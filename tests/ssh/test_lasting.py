@@ -1,4 +1,4 @@
-"""A stream that goes on when the connection that carries it has ended, and an ssh session in it."""
+"""A stream that survives the end of its connection, and an ssh session in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.ssh import namespaces, sshd
 
 
 class Ends:
-    """Two sides of a stream, and what each has got."""
+    """Two sides of a stream, and the data that each has received."""
 
     def __init__(self) -> None:
         self.inner = [socket.socketpair() for _ in range(2)]
@@ -42,7 +42,7 @@ class Ends:
 
     def __exit__(self, *_: object) -> None:
         for one in self._sockets:
-            with contextlib.suppress(OSError):  # it is already
+            with contextlib.suppress(OSError):  # it may be closed already
                 one.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(10)
@@ -58,19 +58,19 @@ class Ends:
             self.got[side] += data
 
     def give(self, side: int, data: bytes) -> None:
-        """In a thread: it takes as long as the stream does."""
+        """Send data in a thread, because the stream may block."""
         self._start(self.inner[side][0].sendall, data)
 
     @property
     def count(self) -> int:
-        """Bytes that have come, on both sides."""
+        """Return the number of received bytes of both sides."""
         return len(self.got[0]) + len(self.got[1])
 
     def wait_for(self, count: int) -> None:
         wait_until(lambda: self.count >= count, 20)
 
     def connect(self) -> tuple[socket.socket, socket.socket]:
-        """A connection that carries it from now on, and is cut by shutting down either end."""
+        """Start a connection that carries the stream from now on. Shutting down either end cuts it."""
         self._number += 2
         ends = socket.socketpair()
         self._sockets += ends
@@ -103,7 +103,7 @@ def test_cuts_lose_nothing_and_double_nothing(seed):
 
 
 def carriers() -> list[psutil.Process]:
-    """The connections by which streams go."""
+    """Return the processes of the connections that carry streams."""
     return [one for one in psutil.process_iter() if _is_carrier(one)]
 
 
@@ -159,7 +159,7 @@ def test_why_no_host_is_reached_is_told(ssh, python, runtime, host, words):  # n
 
 
 @pytest.mark.long
-@pytest.mark.alone  # links and addresses are the machine's
+@pytest.mark.alone  # changes links and addresses of the machine
 def test_a_link_that_is_away_for_longer_than_a_connection_lives(tmp_path, runtime, monkeypatch):  # noqa: F811
     with namespaces.hosts(tmp_path, "a") as made:
         monkeypatch.setenv("DDP_NOTEBOOK_SSH", made.command)

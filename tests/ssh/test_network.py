@@ -1,4 +1,4 @@
-"""Two hosts whose ranks reach each other by a network: namespaces of this machine, which share its clock and files."""
+"""Two hosts whose ranks communicate over a network: namespaces of this machine, which share its clock and files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddp_notebook.launch.starters.base import Starter
 from tests.conftest import wait_until
 from tests.ssh import namespaces, sshd
 
-pytestmark = pytest.mark.alone  # links and addresses are the machine's
+pytestmark = pytest.mark.alone  # changes links and addresses of the machine
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ for step in range({steps}):
 
 
 class Clocked(io.StringIO):
-    """What is written, and when each sentence of ours came."""
+    """A text stream that stores the time of each of our messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,13 +108,13 @@ class Clocked(io.StringIO):
         return super().write(text)
 
     def when(self, words: str) -> float:
-        """When the first line came that has these words."""
+        """Return the time of the first line that contains these words."""
         return next(when for line, when in self.came_s.items() if words in line)
 
 
 @contextlib.contextmanager
 def cut_for(made: namespaces.Namespaces, host: str, cut_s: float) -> Iterator[list[float]]:
-    """Meanwhile a link is cut, after a second. Yields a list that will hold the moment."""
+    """Cut a link after a second, for some time. Yield a list that receives the moment."""
     moment: list[float] = []
 
     def cut() -> None:
@@ -138,8 +138,11 @@ def _kept(session) -> list[int]:
 
 
 def _goes_through(session, made: namespaces.Namespaces, host: str, cut_s: float, name: str = "") -> tuple[float, float]:
-    """A cell is cut off for some time and loses nothing. Returns after how many seconds this was told, by the host's
-    name in its session, and how long the link was restored until it was back."""
+    """Cut off a host during a cell, and check that nothing is lost.
+
+    Returns the seconds until a message with the host's name in its session, and those between the repair of the link
+    and the message that the host is back.
+    """
     steps, epoch, name = 25, session.ranks.epoch, name or host
     session.run("kept = 0")
     with cut_for(made, host, cut_s) as moment, contextlib.redirect_stderr(Clocked()) as said:
@@ -164,7 +167,8 @@ def test_a_cut_is_told_and_loses_nothing(session, network):
 
 @pytest.mark.long
 def test_while_a_host_is_not_heard_no_time_runs_out(session, network):
-    """Neither the limit nor the grace after the failure on the other host; and it gets what was meant for it."""
+    """Neither the time limit nor the grace period after a failure on the other host. The host receives pending
+    messages."""
     made, _ = network
     session.run("kept = rank + 1")
     with cut_for(made, "b", 5.0), pytest.raises(RankError, match="ZeroDivisionError") as error:
@@ -178,8 +182,10 @@ def test_while_a_host_is_not_heard_no_time_runs_out(session, network):
 @pytest.mark.long
 @pytest.mark.parametrize("pressed_s", [1.1, 2.5, 4.5])
 def test_a_press_meanwhile_is_heard_when_the_host_is_back(session, network, pressed_s):
-    """Before the silence is noticed too: then the host server is asked, and does not answer. The prompt comes back 4 s
-    after the press, also if the host is not heard by then."""
+    """Also before the silence is noticed: then the host server is queried without an answer.
+
+    The prompt returns 4 s after the press, even if the host is still silent.
+    """
     made, _ = network
     session.run("kept = rank + 1")
     code = "import time\ntry:\n  while True: time.sleep(0.1)\nfinally: kept += 10; print('at the end', flush=True)"
@@ -198,7 +204,7 @@ def test_large_values_travel_on_after_a_cut(session, network):
     made, _ = network
     session.run("big = torch.arange(20_000_000) + rank")
     with cut_for(made, "b", 5.0):
-        time.sleep(0.9)  # it takes longer than what is left until the cut
+        time.sleep(0.9)  # this takes longer than the time left until the cut
         assert [int(session.pull("big", rank)[rank][-1]) for rank in (1, 0)] == [20_000_000, 19_999_999]
 
 
@@ -215,7 +221,7 @@ def test_fifty_cuts_lose_nothing(session, network, seed):
 
 @pytest.mark.long
 def test_a_cut_of_half_the_lease_loses_nothing(network):
-    """A host hears nothing for longer than the cut, since TCP waits; what it says is acknowledged."""
+    """A host receives nothing for longer than the cut, because TCP waits. Its messages are acknowledged."""
     made, _ = network
     with _start_alone(network, lease_s=8) as session:
         for host in "abab":
@@ -234,7 +240,7 @@ FOREVER = "import time\nwhile True: dist.all_reduce(torch.ones(1)); time.sleep(0
 
 
 def _start_alone(network, *, lease_s=30.0, **options):
-    """Start a session in place of the module's session."""
+    """Start a session that replaces the module's session."""
     if (running := ddp_notebook.current()) is not None:
         running.stop()
     return ddp_notebook.start(
@@ -243,7 +249,7 @@ def _start_alone(network, *, lease_s=30.0, **options):
 
 
 def _soon(do: Callable[[str], None], host: str) -> list[float]:
-    """Do this to a host in half a second. Returns a list that will hold the moment."""
+    """Call a function with a host in half a second. Return a list that receives the moment."""
     moment: list[float] = []
 
     def strike() -> None:
@@ -263,7 +269,7 @@ def _places(session) -> list[str]:
 @pytest.mark.parametrize(
     ("host", "rank", "after"),
     [
-        ("a", 0, ["2 None 1 2 0 1", "2 41 0 2 0 1"]),  # which has the store, and with it the group's address
+        ("a", 0, ["2 None 1 2 0 1", "2 41 0 2 0 1"]),  # has the store, and thus the address of the group
         pytest.param("b", 1, ["2 40 0 2 0 1", "2 None 1 2 0 1"], marks=pytest.mark.long),
     ],
 )

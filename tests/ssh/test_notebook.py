@@ -1,6 +1,6 @@
-"""A notebook whose two ranks are on two hosts: what one machine's ranks can do, as a front end sees it.
+"""A notebook whose two ranks are on two hosts supports everything that ranks on one machine do.
 
-Host "b" has a clock of its own: its Python is in a time namespace that is 1000 s ahead.
+Host "b" has a different clock: its Python is in a time namespace that is 1000 s ahead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.test_widgets import SLIDERS, VIEW
 from tests.widgets.test_display import OWN_BUNDLE, TRAINS, Browser
 from tests.widgets.unpacking import unpack
 
-pytestmark = pytest.mark.alone  # links and addresses are the machine's
+pytestmark = pytest.mark.alone  # changes links and addresses of the machine
 
 AHEAD_S = 1000
 _ITS_OWN_CLOCK = """
@@ -47,7 +47,7 @@ for step in range(12):
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory) -> Iterator[tuple[namespaces.Namespaces, str]]:
-    """The hosts, and their Python."""
+    """Yield the hosts, and their Python."""
     directory = tmp_path_factory.mktemp("network")
     with namespaces.hosts(directory, "a", "b") as made:
         first = _ITS_OWN_CLOCK.format(address=made.addresses["b"], ahead_s=AHEAD_S)
@@ -56,7 +56,7 @@ def network(tmp_path_factory) -> Iterator[tuple[namespaces.Namespaces, str]]:
 
 @pytest.fixture(scope="module")
 def browser(network) -> Iterator[Browser]:
-    """The front end of a notebook that has started them."""
+    """Return the front end of a notebook that has started the ranks."""
     made, python = network
     with closing(NotebookKernel(env={"DDP_NOTEBOOK_SSH": made.command, "DDP_NOTEBOOK_PRELOAD": "0"})) as kernel:
         front_end = Browser(kernel)
@@ -69,7 +69,7 @@ def browser(network) -> Iterator[Browser]:
 
 @pytest.fixture
 def kernel(browser) -> NotebookKernel:
-    """For cells that may fail."""
+    """Return the kernel, for cells that may fail."""
     return browser.kernel
 
 
@@ -183,7 +183,7 @@ def test_clocks_are_compared_and_the_bound_is_shown(has_its_own_clock, kernel, t
     assert kernel.run(STEPS).status == "ok"
     report = kernel.run("%ddp_report").stdout
     assert re.search(r"\nThe clocks of the hosts agree to within [\d.]+ [µm]s: shorter waits are not reported", report)
-    # On a busy machine the report says first that ranks have no core.
+    # On a busy machine the report first states that ranks have no core.
     says = r"\n(\d+ % of the step waits for rank 1 on b, |On average, a rank had no free core )"
     assert re.search(says, report), "the report names the host with the later clock"
 

@@ -1,4 +1,4 @@
-"""Hosts that the notebook reaches, and which do not reach each other: namespaces, whose bridge keeps them apart."""
+"""Hosts that the notebook can reach, but that cannot reach each other: namespaces on an isolating bridge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests import rights
 from tests.conftest import net_connections
 from tests.ssh import namespaces, sshd
 
-pytestmark = pytest.mark.alone  # links and addresses are the machine's
+pytestmark = pytest.mark.alone  # changes links and addresses of the machine
 
 
 _OTHER = "10.78.1"
@@ -27,7 +27,7 @@ _OTHER = "10.78.1"
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
-    """Two hosts, which have another network between them that is down."""
+    """Yield two hosts with another network between them, which is down."""
     directory = tmp_path_factory.mktemp("network")
     with namespaces.hosts(directory, "a", "b") as made, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDP_NOTEBOOK_SSH", made.command)
@@ -49,7 +49,7 @@ def hosts(network):
 
 
 def _refused(work: Callable[[], object]) -> tuple[str, float]:
-    """Its error, and the seconds until it came."""
+    """Return the error of a function, and the seconds until it was raised."""
     began = time.monotonic()
     with pytest.raises(StartError) as raised:
         work()
@@ -122,12 +122,12 @@ def _store_port(session) -> int:
 
 @pytest.mark.long
 def test_a_firewall_that_lets_some_ports_through(network, hosts):
-    """The store keeps to them, and gloo does where the hosts hand out the same."""
+    """The store uses only these ports, and gloo does so if the hosts use the same ephemeral range."""
     made, python = network
     if not rights.may(*rights.FIREWALL):
         pytest.skip("no iptables for a firewall")
     rule = ("INPUT", "-i", "eth0", "-p", "tcp", "--syn", "!", "--dport", "40000:40007", "-j", "REJECT")
-    ours = ("INPUT", "-s", f"{made.address}/32", "-j", "ACCEPT")  # the notebook's ssh
+    ours = ("INPUT", "-s", f"{made.address}/32", "-j", "ACCEPT")  # ssh of the notebook
     setting = "net.ipv4.ip_local_port_range"
     for name in "ab":
         made.inside(name, "iptables", "-A", *ours)

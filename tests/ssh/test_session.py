@@ -1,4 +1,4 @@
-"""Ranks on machines that ssh reaches: one machine under two names, each with a host server of its own."""
+"""Ranks on machines reached by ssh: one machine under two names, each with a separate host server."""
 
 from __future__ import annotations
 
@@ -73,10 +73,12 @@ def test_what_they_call_is_recorded(session):
 
 @pytest.mark.long
 def test_a_rank_goes_back_to_its_host_where_no_other_has_room(session, monkeypatch):
-    """The last test: a new connection is no process that the module's session had before, nor is a controller, which
-    is on the notebook's machine, with a host server of its own."""
+    """The last test, because it changes the processes of the module's session.
+
+    They are a new connection, and a controller on the notebook's machine with its own host server.
+    """
     here, there = session._hosts.all
-    monkeypatch.setitem(here.facts(), "memory_mib", 150)  # of which one rank gets 100
+    monkeypatch.setitem(here.facts(), "memory_mib", 150)  # one rank gets 100 of it
     session.run("kept = 'there'")
     client = session.client
     assert client.ids == [0, 1] and client[:].apply_sync(os.getpid) == session.ranks.pids()

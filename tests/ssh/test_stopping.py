@@ -1,4 +1,4 @@
-"""Processes that are stopped on hosts that ssh reaches, and the ssh that reaches them."""
+"""Stopped processes on hosts reached by ssh, and stopped ssh connections."""
 
 from __future__ import annotations
 

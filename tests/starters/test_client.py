@@ -1,4 +1,4 @@
-"""Ranks beside the engines of a cluster that runs already, which stay its user's."""
+"""Ranks on the hosts of a running cluster's engines. The cluster stays under the control of its user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.starters.conftest import invitations, said, sum_of
 
 @pytest.fixture(scope="module")
 def engines(make_profile):
-    """A client of two engines, for which a client connects by `--client profile=running`."""
+    """Return a client of two engines, which `--client profile=running` connects to."""
     make_profile("running")
     cluster = ipyparallel.Cluster(
         profile="running", n=2, log_level=40, delay=0, controller_args=["--HeartMonitor.period=500"]
@@ -63,7 +63,7 @@ def test_an_encrypted_channel_is_none_of_these():
 
 @pytest.mark.long
 def test_engines_that_have_gpus_of_their_own_have_a_task_each(engines):
-    """As those of a template that binds a GPU to each. Without a number there is a rank for each engine."""
+    """Like those of a template that binds a GPU to each engine. Without a number there is a rank for each engine."""
     for engine in engines.ids:
         engines[engine].apply_sync(eval, f"__import__('os').environ.update(CUDA_VISIBLE_DEVICES='{5 + engine}')")
     try:
@@ -122,7 +122,7 @@ def test_a_cluster_that_is_not_there(line, kind, words, engines, make_profile, r
 
 @pytest.mark.slow
 def test_a_controller_that_has_gone(make_profile, monkeypatch):
-    """And has left its file."""
+    """It has left its file."""
     folder = make_profile("gone")
     cluster = ipyparallel.Cluster(profile="gone", log_level=40)
     cluster.start_controller_sync()

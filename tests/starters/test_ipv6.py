@@ -1,4 +1,4 @@
-"""Where tasks and notebook have no IPv4 between them."""
+"""Tasks and notebook without IPv4 between them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.starters.conftest import said, sum_of
 
 
 class _Commands(Starter):
-    """Starts a task behind each of some commands, and has them call an address."""
+    """Starts a task with each of some commands, and makes them connect to an address."""
 
     words, tasks, address = "commands", 2, ""
 

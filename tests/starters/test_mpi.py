@@ -1,4 +1,4 @@
-"""Ranks in tasks that mpirun has started on this machine: Debian's Open MPI."""
+"""Ranks in tasks that mpirun has started on this machine, with Debian's Open MPI."""
 
 from __future__ import annotations
 

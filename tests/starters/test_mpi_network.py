@@ -1,4 +1,4 @@
-"""Ranks in tasks that mpirun has started on two hosts, which it reaches by ssh."""
+"""Ranks in tasks that mpirun has started on two hosts by ssh."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tests.conftest import marked_processes, net_connections, wait_until
 from tests.ssh import namespaces, sshd
 from tests.starters.conftest import command_lines, invitations, need_mpi, said, secret_of, send_to_all_below, sum_of
 
-pytestmark = [need_mpi, pytest.mark.alone]  # links and addresses are the machine's
+pytestmark = [need_mpi, pytest.mark.alone]  # changes links and addresses of the machine
 
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
-    """Two hosts, what mpirun is to be told of them, and a Python there."""
+    """Return two hosts, the options of mpirun for them, and a Python on them."""
     directory = tmp_path_factory.mktemp("network")
     with namespaces.hosts(directory, "a", "b") as made, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDP_NOTEBOOK_SSH", made.command)
         file = directory / "hosts"
-        file.write_text("".join(f"{name} slots=2\n" for name in made.addresses))  # which ssh alone knows
+        file.write_text("".join(f"{name} slots=2\n" for name in made.addresses))  # only ssh knows these names
         yield f"--hostfile {file}", sshd.python(directory)
 
 
@@ -65,7 +65,7 @@ def test_two_hosts(network, cache):
 
 
 def _listens_on(pid: int) -> set[Any]:
-    """Where a process and those below it listen."""
+    """Return the addresses on which a process and its descendants listen."""
     below = descendants(pid)
     return {one.laddr for process in below for one in net_connections(process) if one.status == psutil.CONN_LISTEN}
 
@@ -80,7 +80,7 @@ with ddp_notebook.start(mpi=ddp_notebook.Mpi({line!r}, python={python!r}, lease_
 
 @pytest.fixture
 def short_folder():
-    """Open MPI refuses a TMPDIR whose name is long: it has sockets there."""
+    """Yield a folder with a short path: Open MPI has sockets in TMPDIR, and rejects long paths."""
     with tempfile.TemporaryDirectory() as directory:
         yield directory
 
@@ -88,7 +88,7 @@ def short_folder():
 @pytest.mark.long
 @pytest.mark.parametrize("killed", ["mpirun", "notebook"])
 def test_what_is_killed_ends_all(network, killed, cache, short_folder):
-    """Hosts that hear nothing more end all with their lease; mpirun takes its tasks with it at once."""
+    """Isolated hosts end all processes after their lease. mpirun ends its tasks at once."""
     line, python = network
     code = _OWNER.format(line=line, python=python)
     env = {**os.environ, "TMPDIR": short_folder}

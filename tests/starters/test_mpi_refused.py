@@ -1,4 +1,4 @@
-"""What mpirun refuses, and what nobody can start: a sentence each, and nothing is left."""
+"""Options that mpirun rejects, and programs that cannot start: one sentence each, and nothing is left."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_start_that_takes_too_long_leaves_nothing(cache):
 
 
 def test_a_task_of_mpirun_in_a_job_of_slurm_knows_its_number():
-    """The job's variables are those of mpirun's own daemons."""
+    """The job's variables describe mpirun's own daemons."""
     of_slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
     assert task_of({**of_slurm, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}) == (3, 4)
     assert task_of({**of_slurm, "PMI_RANK": "3", "PMI_SIZE": "4"}) == (3, 4)

@@ -1,4 +1,4 @@
-"""Ranks in tasks that a profile of ipyparallel's starts, whatever its launcher is."""
+"""Ranks in tasks that an ipyparallel profile starts, with any launcher."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CLASS = "c.Cluster.engine_launcher_class = {!r}"
 
 @pytest.fixture
 def in_folder(tmp_path, monkeypatch):
-    """The notebook's directory, in which ipyparallel would write scripts."""
+    """Set the working directory of the notebook, where ipyparallel would write scripts."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -108,7 +108,7 @@ def test_time_in_a_queue_is_none_of_the_start(make_profile, batch_system, in_fol
 def test_a_launcher_that_does_not_end_is_given_up(make_profile, batch_system, in_folder, monkeypatch, caplog):
     make_profile("stays", _CLASS.format("pbs"))
     (batch_system / "qsub").write_text("#!/bin/sh\necho 4713\n")
-    (batch_system / "qdel").write_text("#!/bin/sh\nexec sleep 5\n")  # of a server that does not answer
+    (batch_system / "qdel").write_text("#!/bin/sh\nexec sleep 5\n")  # as if the server does not answer
     monkeypatch.setattr(profile_module, "_END_S", 0.1)
     monkeypatch.setattr(profile_module, "_GONE_S", 0.3)
     profile = ProfileStarter("stays", 2, None)

@@ -1,4 +1,4 @@
-"""The tasks of a session, whatever has started them."""
+"""The tasks of a session, with any starter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddp_notebook.messages.outposts import Arrived
 
 
 class _Noted(Starter):
-    """Starts nothing, and leaves a file where it is ended."""
+    """Starts nothing, and creates a file when it is ended."""
 
     words, address = "nothing", LOOPBACK
 
@@ -36,7 +36,7 @@ class _Noted(Starter):
 
 
 class _Outposts(Starter):
-    """Starts some on this machine, one when the other has called, which do not know how many there are."""
+    """Starts tasks on this machine, each after the previous one has connected. Tasks do not know their number."""
 
     words, address = "outposts", LOOPBACK
 
@@ -65,7 +65,7 @@ class _Outposts(Starter):
 
 
 def tasks_of(starter) -> Tasks:
-    """Lets the next one start when one has called."""
+    """Return tasks whose next one starts when one has connected."""
     tasks = Tasks(starter, None, {}, lease_s=30)
     arrivals, told = tasks._arrivals, tasks._arrivals._on_message
 
