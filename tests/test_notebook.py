@@ -23,7 +23,7 @@ def ranks(kernel):
     """Start two ranks in a kernel with the magic."""
     reply = kernel.run("%ddp_start 2")
     assert reply.status == "ok", reply.traceback
-    progress = reply.stdout.partition("\n")[0].rpartition("\r")[2]  # a slow start has shown the time before
+    progress = reply.stdout.partition("\n")[0].rpartition("\r")[2]  # a slow start has shown its progress before
     assert progress.startswith("starting:  host server") and "engines" in progress
     assert "rank  host" in reply.stdout and "backend gloo" in reply.stdout
     yield kernel
@@ -56,7 +56,8 @@ def test_the_first_cell(ranks):
             "the notebook is in no process group, and its ranks are: put %%on_all_ranks above the cell\n",
         ),
         ("nobody_has_this", ""),
-        ("exec('def f(): return rank', names := {})\nnames['f']()", ""),  # as in a module, which lacks it on ranks too
+        # as in a module, where ranks do not have this name either
+        ("exec('def f(): return rank', names := {})\nnames['f']()", ""),
         ("1 / 0", ""),
         ("%%local\nprint(rank)", ""),
         ("%%on_all_ranks --here\nassert world_size", ""),
@@ -81,7 +82,7 @@ def test_a_plain_cell_that_was_meant_for_the_ranks_says_so(ranks, cell, hint):
         ("x = 1\n%ddp_monitr", "%ddp_monitor"),
         ("%ddp_restar", "%ddp_restart"),
         ("# all ranks\n%%on_all_ranks\nrank", "first line"),
-        ("%on_ranks 0 1", ""),  # of which IPython itself says what is meant
+        ("%on_ranks 0 1", ""),  # IPython's own error message explains this one
         ("%nothing_like_it", ""),
     ],
 )
@@ -133,7 +134,7 @@ def test_a_pushed_log_replaces_the_function_and_a_line_says_so(ranks):
 def test_a_figure_of_a_rank_is_shown(ranks):
     code = "%%on_all_ranks\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, {}]);"
     reply = ranks.run(code.format("rank"))
-    [both] = reply.displays  # next to each other
+    [both] = reply.displays  # one display holds both
     assert both["text/html"].count('src="data:image/png;base64,') == 2
     reply = ranks.run(code.format(2))
     assert ["image/png" in data for data in reply.displays] == [True], "equal figures are shown once"
@@ -211,7 +212,7 @@ def test_options_complete_with_tab(ranks, cell, completed):
     reply = ranks.client.complete(cell, reply=True, timeout=20)["content"]
     if IPython.version_info >= (8, 6):
         assert reply["matches"] == completed
-    else:  # whose completers cannot leave the others out
+    else:  # the completers of older versions add other names
         assert set(completed) <= set(reply["matches"])
     assert cell[reply["cursor_start"] : reply["cursor_end"]] == cell.split()[-1]
 
@@ -232,11 +233,11 @@ def test_a_failing_cell_stops_the_notebook(ranks, code):
     reply = ranks.run(code)
     assert (reply.status, reply.ename) == ("error", "RankError")
     assert "--- rank 1 ---" in reply.traceback and "ValueError: no" in reply.traceback
-    assert "ddp_notebook/" not in reply.traceback  # our own frames would not help
+    assert "ddp_notebook/" not in reply.traceback  # frames of this package would not help the user
     if "<cell line: 0>" in reply.traceback:  # IPython 7 names a cell by its file
         return
     of_ranks, of_notebook = (re.findall(r"In\[(\d+)\]", r.traceback)[0] for r in (reply, ranks.run("1 / 0")))
-    assert int(of_notebook) == int(of_ranks) + 1  # ranks name the cell as the notebook does
+    assert int(of_notebook) == int(of_ranks) + 1  # ranks number the cell as the notebook does
 
 
 def test_a_cell_in_a_cell_is_named_as_the_outer_one(ranks):
@@ -266,12 +267,12 @@ def test_the_interrupt_reaches_every_rank(ranks, code):
 
 @pytest.fixture(scope="module")
 def px(ranks):
-    """`%px` and `%%px`, and with them a controller."""
+    """Give the kernel `%px` and `%%px`, which need a controller."""
     assert ranks.run("import ddp_notebook; ddp_notebook.current().client.activate()").status == "ok"
 
 
 def test_an_interrupt_before_the_cell_began(ranks, px, tmp_path):
-    """A `%%px` cell holds the rank; ours waits behind it and is stopped there."""
+    """A `%%px` cell occupies the rank. The cell of this package waits for it and is stopped while it waits."""
     ranks.run("%px ran = False")
     ranks.run(
         "%%px --noblock\nimport os, pathlib, time\n"
@@ -279,7 +280,7 @@ def test_an_interrupt_before_the_cell_began(ranks, px, tmp_path):
         "try: time.sleep(30)\n"
         "except KeyboardInterrupt: time.sleep(1.0)  # the signal; the message follows it"
     )
-    wait_until(lambda: len(list(tmp_path.iterdir())) == 2)  # else ours may come first: by another way
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2)  # otherwise the second cell may run first
     message = ranks.start("print('sent')\nget_ipython().run_cell_magic('on_all_ranks', '', 'ran = True')")
     ranks.wait_for_text("sent")
     ranks.interrupt()
@@ -307,7 +308,7 @@ def test_restart_and_stop(make_kernel):
     for code in ("%ddp_status", "%ddp_stop", "%ddp_restart", "%%on_all_ranks\n1"):
         reply = kernel.run(code)
         assert reply.ename == "NoSessionError" and "%ddp_start 4" in reply.evalue
-    for line, words in [  # what needs no host server to be seen; `test_start` has the rest
+    for line, words in [  # mistakes that are found without a host server; the others are in `test_start`
         ("0", "N must be at least 1"),
         ("many", "N must be a whole number of ranks, got 'many'"),
         ("2 --fast", "unrecognized arguments: --fast"),

@@ -1,4 +1,4 @@
-"""Lines that differ only in numbers, as one."""
+"""Lines of several ranks that differ only in numbers are merged into one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddp_notebook.run.output.numbers import form_of, merged
 
 
 def merge(*lines: str) -> str | None:
-    """The lines of ranks 0, 1, ... as one; None: they differ in more than numbers."""
+    """Return the merged line of ranks 0, 1, ..., or None if the lines differ in more than numbers."""
     forms = [form_of(line) for line in lines]
     if any(form is None or forms[0] is None or form.shape != forms[0].shape for form in forms):
         return None
@@ -111,7 +111,7 @@ def test_a_marker_is_equal_for_lines_of_one_step():
 
 
 def test_a_line_of_spaces_takes_time_in_proportion_to_its_length():
-    """If it took time in proportion to the square, the ratio would be about 60."""
+    """With quadratic time the ratio would be about 60."""
 
     def least_s(count: int) -> float:
         line = (" " * count + "a") * (900 // (count + 1))

@@ -1,4 +1,4 @@
-"""How many files a process may have open: raised where it may be, and named where it may not."""
+"""The limit of open files of a process: it is raised where possible, and the error names it otherwise."""
 
 from __future__ import annotations
 

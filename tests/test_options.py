@@ -1,4 +1,4 @@
-"""The line of `%ddp_start`, and what it says when it cannot be."""
+"""The arguments of `%ddp_start` and their error messages."""
 
 from __future__ import annotations
 

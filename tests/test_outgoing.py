@@ -1,4 +1,4 @@
-"""Displays and widget messages of a rank that wait until the notebook takes more, without ranks."""
+"""Displays and widget messages of a rank under back-pressure of the notebook. These tests need no ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALL = 1 << 40
 
 
 class Sent(list[Any]):
-    """The messages that a rank has sent, and its marks of displays."""
+    """The messages that a rank has sent, and its display marks."""
 
     def __init__(self, world_size: int = 16) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ def test_the_last_update_of_a_display_is_sent_though_the_notebook_takes_nothing(
 
 
 def test_an_interrupt_ends_the_wait_and_loses_no_value(sent):
-    """An exception in the middle of the wait stands for the main thread's KeyboardInterrupt."""
+    """An exception in the middle of the wait stands for the KeyboardInterrupt of the main thread."""
     sent.open()
     for _ in range(7):
         sent.say({"method": "custom"})

@@ -1,4 +1,4 @@
-"""What a front end sees of the ranks' output, in a real kernel."""
+"""The output of the ranks as a front end receives it from a real kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.kernels import Reply
 
-# Lines of several ranks are folded if they come within 50 ms of each other.
+# Lines of several ranks are merged if they arrive within 50 ms of each other.
 pytestmark = pytest.mark.alone
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -20,7 +20,7 @@ _SLOT = re.compile(r"<div[^>]*><div[^>]*>(\[[\d,-]+\])</div>(.*?)</div>", re.DOT
 
 
 def _slots(reply: Reply) -> list[tuple[str, str]]:
-    """The only display: its slots, as `(label, content)`."""
+    """Return the slots of the only display as `(label, content)`."""
     [data] = reply.displays
     return _SLOT.findall(data["text/html"].partition(">")[2])
 
@@ -57,7 +57,7 @@ def test_lines_that_differ_only_in_numbers_are_one(ranks):
     )
     lines = ranks.run("%%on_all_ranks\n" + code).stdout.splitlines()
     joined = [f"[0-2] epoch 0 step {k} loss {k / 10:.1f} | {(k + 1) / 10:.1f} | {(k + 2) / 10:.1f}" for k in range(32)]
-    assert len(set(lines).intersection(joined)) > 16, lines  # lines of a late rank are shown by themselves
+    assert len(set(lines).intersection(joined)) > 16, lines  # lines of a slow rank are shown separately
     shown = [
         found.groups() for line in lines if (found := re.fullmatch(r"\[(.*)\] epoch 0 step (\d+) loss (.*)", line))
     ]
@@ -74,7 +74,7 @@ def test_lists_and_lines_of_many_numbers_have_a_line_for_each_rank(ranks):
     code += (
         "print(torch.tensor([0.25, 0.5]) + rank)\nprint('a', *[rank + k for k in range(5)])\nprint('b', rank, 7, rank)"
     )
-    # To print the first tensor takes a rank long, and after half a second its lines are no longer folded with others.
+    # The first print of a tensor is slow on a rank. Lines that differ by more than half a second are not merged.
     ranks.run("%%on_all_ranks\nquiet = str(torch.tensor([0.25, 0.5])); dist.barrier()")
     starting = "360 of 1437 images, starting with"
     assert ranks.run("%%on_ranks 0-1\n" + code).stdout.splitlines() == [
@@ -98,7 +98,7 @@ def test_lines_of_stdout_and_stderr_keep_the_order_in_which_a_rank_wrote_them(ra
     reply = ranks.run("%%on_all_ranks\n" + textwrap.dedent(code))
     shown = "".join(text if name != "display" else text["data"]["text/plain"] + "\n" for name, text in reply.shown)
     lines = [line.partition("] ") for line in shown.splitlines()]
-    for rank in range(3):  # a late rank has separate lines
+    for rank in range(3):  # a slow rank has separate lines
         of_rank = [text[0] for label, _, text in lines if rank in _RANKS_OF[label]]
         assert of_rank == list("abcde") * 20, shown
     assert shown.count("[0-2] b\n") > 10, shown
@@ -150,7 +150,7 @@ def test_lines_of_late_ranks_stand_in_the_order_of_ranks(ranks):
 
 
 def test_captured_text_is_in_the_captured_streams(ranks):
-    """A display that may change would be in `outputs`, and its changes too."""
+    """A display that can be updated would stand in `outputs`, with its updates."""
     code = "import sys, time\ntime.sleep(0.3 * (2 - rank))\nprint('abc'[rank]); print('err', file=sys.stderr)\n"
     code += "print('unfinished', end='', flush=True); time.sleep(0.3); print()"
     assert ranks.run(f"%%capture found\n%%on_all_ranks\n{code}").status == "ok"
@@ -243,7 +243,7 @@ def test_a_warning_is_shown_once_also_after_a_cell_on_some_ranks(ranks):
     for _ in range(2):
         ranks.run("%%on_ranks 1\npass")
     reply = ranks.run("%%on_all_ranks\nimport warnings\nwarnings.warn('mind')\n1 / 0")
-    assert reply.stderr.count("mind") == 2 and reply.stderr.count("[0-2] ") == 2  # the warning, and its line of code
+    assert reply.stderr.count("mind") == 2 and reply.stderr.count("[0-2] ") == 2  # the warning and its line of code
     assert reply.traceback.count("ZeroDivisionError") <= 3 and "--- ranks 0-2 ---" in reply.traceback
 
 
@@ -387,19 +387,19 @@ def test_bars_and_many_large_displays_are_cleared(ranks):
     )
     reply = ranks.run("%%on_all_ranks\n" + code)
     [data] = reply.displays
-    shown = re.sub("<[^>]*>", " ", data["text/html"])  # ranks that were out of step have had slots
+    shown = re.sub("<[^>]*>", " ", data["text/html"])  # ranks that were not in step have had slots
     assert f"{reply.stdout}{shown}".split() in (["[0-2]", "29"], ["[0]", "[1-2]", "29"]), reply.shown
 
 
 def test_an_output_widget_that_clears_itself_clears_no_more(ranks):
-    ranks.run("%%on_all_ranks\nimport ipywidgets")  # which takes ranks out of step
+    ranks.run("%%on_all_ranks\nimport ipywidgets")  # puts the ranks out of step
     code = "print('here'); box = ipywidgets.interactive(lambda a: print('a is', a), a=3); box.update()"
     assert "[0-2] here" in ranks.run("%%on_all_ranks\n" + code).stdout
 
 
 def test_what_the_notebook_has_said_stays(ranks):
     ranks.run("%%on_all_ranks\nimport threading\nthread = threading.Timer(0.2, print, ['late']); thread.start()")
-    time.sleep(0.5)  # no cell runs meanwhile
+    time.sleep(0.5)  # no cell runs during this time
     code = "from IPython.display import clear_output\nprint('here'); clear_output(); print('end')"
     assert "(between cells) late" in ranks.run("%%on_all_ranks\n" + code).stdout
 
@@ -476,7 +476,7 @@ def test_a_display_that_fails_shows_its_traceback_and_fails_the_cell_where_it_do
     assert "ValueError: 7" in shown or "Expected \\frac{num}{den}" in shown
     assert "ddp_notebook" not in shown
     if "figure" not in code:
-        # Ranks that say the same more than 50 ms apart have a line each.
+        # Equal lines of ranks that arrive more than 50 ms apart are shown separately.
         texts = dict.fromkeys(re.sub(r"^\[[\d,-]+\] ", "", line) for line in there.stdout.splitlines())
         assert list(texts) == _texts(here)
 
@@ -486,12 +486,12 @@ def _texts(reply: Reply) -> list[str]:
 
 
 def test_one_press_ends_a_long_output_whose_cell_is_over(ranks):
-    """Displays leave at a limited rate: one that follows 4.5 MB comes 3.6 s later."""
+    """The rate of displays is limited: a display after 4.5 MB arrives 3.6 s later."""
     code = "from IPython.display import HTML\nkept = 3\nfor letter in 'xy':\n    display(HTML(letter * 4_500_000))"
     message = ranks.start("%%on_ranks 0\n" + code)
     while "text/html" not in ranks.client.get_iopub_msg(timeout=20)["content"].get("data", {}):
         pass
-    time.sleep(0.5)  # the cell ends meanwhile; were it still running, the press would end it as any other
+    time.sleep(0.5)  # until the cell ends; a press during the cell would be a normal interrupt
     ranks.interrupt()
     pressed_s = time.monotonic()
     reply = ranks.finish(message, timeout_s=20)
@@ -500,7 +500,7 @@ def test_one_press_ends_a_long_output_whose_cell_is_over(ranks):
 
 
 def test_a_very_long_line_is_cut_at_the_same_places_on_every_rank(ranks):
-    """However it comes through the pipes."""
+    """The places do not depend on how the pipes split the text."""
     lengths: dict[int, list[int]] = {0: [], 1: [], 2: []}
     for line in ranks.run("%%on_all_ranks\nprint('x' * 1_050_000)").stdout.splitlines():
         label, _, text = line.partition(" ")

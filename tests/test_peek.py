@@ -1,4 +1,4 @@
-"""Variables of a running job: read between two of its optimizer steps, or when it has ended."""
+"""`peek` and `pull` while a job runs: the values are read between two optimizer steps, or at the end of the job."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def prepared(session):
 
 @contextlib.contextmanager
 def job(session, code: str) -> Iterator[Job]:
-    """A cell in the background, which is cancelled at the end of the block."""
+    """Run a cell in the background, and cancel it at the end of the block."""
     session.run("history.clear()", quiet=True)
     running = session.submit(code, quiet=True)
     try:
@@ -110,7 +110,8 @@ hooks.cell_begins.insert(0, wait_for_the_question)
 
 @pytest.mark.parametrize("ask", ["peek", "pull"])
 def test_a_question_that_comes_just_before_the_job_begins_is_answered_at_its_first_step(prepared, ask):
-    """The rank has read the job already. Behind it the question would wait for its end."""
+    """The rank has received the job before the request. If the request waited for the job, it would wait for its
+    end."""
     prepared.run(f"history.clear()\n{LATE}", quiet=True)
     running = prepared.submit("train(10_000, 0.01)", quiet=True)
     try:
@@ -132,7 +133,7 @@ def test_a_job_without_steps_answers_at_its_end_and_a_line_says_what_is_waited_f
 
 
 def test_a_rank_that_waits_for_its_next_step_is_not_reported_as_blocked(prepared, capsys, monkeypatch, tmp_path):
-    """Its answer is not due yet."""
+    """It answers at the next step, so it is not late."""
     from ddp_notebook.run import rank_requests, session_parts
 
     monkeypatch.setattr(rank_requests, "_SLOW_S", (0.1, 0.3))
@@ -176,7 +177,7 @@ silent, ending = Unpicklable(Silent()), Unpicklable(SystemExit(3))
 
 
 class _Ending:
-    """Raises an error where it is unpickled."""
+    """An object whose unpickling raises an error."""
 
     def __reduce__(self):
         return exec, ("class Silent(Exception):\n    __str__ = lambda self: None\nraise Silent",)
@@ -231,7 +232,7 @@ def test_the_size_of_a_large_value_is_told(prepared):
 
 
 def test_the_time_of_a_pull_is_that_which_a_user_waits(prepared):
-    """Most of it passes on the rank, which pickles and copies the value before it answers."""
+    """Most of the time passes on the rank, which pickles and copies the value before it answers."""
     prepared.run(
         """
 class Slow:

@@ -1,4 +1,4 @@
-"""The pipes of a host server's child."""
+"""The output pipes of a child process of a host server."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_long_text_does_not_wait():
 
 
 def test_a_mark_at_the_end_of_the_text_is_not_held():
-    """A thread displays between two cells, and nothing follows it."""
+    """The text of a thread that displays between two cells may end with the mark."""
     data = b"text" + DisplayMark(5).encode(TOKEN)
     assert list(StreamMerge(TOKEN).feed(1, data)) == [(1, data)]
 
@@ -140,7 +140,7 @@ def test_text_of_fd_2_after_the_last_change_comes_before_the_end_of_the_cell():
 
 
 def test_a_flush_without_text_puts_no_mark_into_the_pipes():
-    """A text stream of Python then calls `write` with no bytes. A cell flushes both streams at its end."""
+    """In this case a Python text stream calls `write` with no bytes. Each cell flushes both streams at its end."""
     pipes = {1: os.pipe(), 2: os.pipe()}
     try:
         changes = ChangeMarks({fd: far for fd, (_, far) in pipes.items()}, TOKEN)

@@ -1,4 +1,4 @@
-"""Which rank gets which device and by which backend, for hosts of every kind."""
+"""The device and the backend of each rank, for hosts of every kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UUIDS = ["GPU-0aa", "GPU-1bb", "GPU-2cc", "GPU-3dd"]
 
 
 def host(*, gpus: int = 0, cores: int = 16, backends: tuple[str, ...] = ("gloo", "nccl")) -> dict[str, Any]:
-    """Facts as a host server tells them."""
+    """Return the facts that a host server of this kind sends."""
     return {
         "cores": cores,
         "memory_mib": 24_000,
@@ -32,7 +32,7 @@ def placed(facts: dict[str, Any], env: dict[str, str] | None = None, **options):
 
 
 def placed_tasks(*facts: dict[str, Any], env: dict[str, str] | None = None, **options) -> Placement:
-    """Tasks of one machine."""
+    """Return the placement of tasks that all run on one machine."""
     more = {"machine_cores": 16, "env": env or {}}
     tasks = {f"n1:{number}": {**one, **more} for number, one in enumerate(facts)}
     return place_on_hosts(StartOptions(slurm="-N1", **options), tasks, dict.fromkeys(tasks, "n1"))
@@ -257,7 +257,7 @@ def test_mpi_is_refused_also_where_torch_has_it():
 
 
 def test_more_ranks_than_the_memory_holds():
-    """A slip of the finger must not take the machine down."""
+    """A typing error must not exhaust the memory of the machine."""
     assert refusal(host(cores=2), world_size=1000) == (
         "1000 ranks need some 105 GB of memory, and this host has 25 GB; start at most 240"
     )

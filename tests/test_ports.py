@@ -1,4 +1,4 @@
-"""Where is listened, with `--ports`."""
+"""The ports and addresses on which processes listen with `--ports`."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def test_any_port_where_none_was_asked_for():
 
 
 def _address() -> str:
-    """Of this machine, not of loopback; skips the test where it has none."""
+    """Return an address of this machine that is not loopback, or skip the test if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
-            asked.connect(("192.0.2.1", 9))  # sends nothing
+            asked.connect(("192.0.2.1", 9))  # connecting a UDP socket sends nothing
         except OSError:
             pytest.skip("this machine has no route to a network")
         return str(asked.getsockname()[0])
 
 
 def _free(count: int) -> range:
-    """So many ports in a row that nobody has, outside of those that the system hands out."""
+    """Return `count` free ports in a row, outside the range from which the system assigns ports."""
     for first in range(20000, 30000, count):
         taken = []
         try:
@@ -99,7 +99,7 @@ def test_where_engines_call_the_controller_keeps_to_the_range_too(tmp_path):
     every_port = [port for pool in spec.ports.values() for port in pool]
     assert len(every_port) == len(set(every_port)), "no port is in two pools"
     with ExitStack() as taken:
-        for port in (at.ports[-1], at.ports[-10]):  # of both nines
+        for port in (at.ports[-1], at.ports[-10]):  # one port of each possible row of nine
             taken.enter_context(socket.create_server((at.host, port)))
         with pytest.raises(ClientError, match=f"by 9 ports in a row, and of ports {at.ports[0]}-{at.ports[-1]} no"):
             controller.make_spec(str(tmp_path), at)

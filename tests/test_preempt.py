@@ -1,4 +1,4 @@
-"""A machine that is about to be taken away: loops save one step of all ranks, and another session goes on there."""
+"""Preemption of a machine: loops save the same step on all ranks, and another session resumes from it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_signal_to_the_kernel(undisturbed, make_kernel, make_session_alone, tm
     assert reply.status == "error" and "PreemptedError: the machine is about to be taken away" in reply.evalue
     [step] = re.findall(rf"saved what they had before step (\d+): {re.escape(folder)}/step-\1", reply.evalue)
     assert 8 <= int(step) < 20 and f"steps=20, resume='{folder}'" in reply.evalue
-    assert kernel.run("%on_all_ranks len(losses)").stdout.strip() == f"[0-1] {step}"  # the kernel goes on meanwhile
+    assert kernel.run("%on_all_ranks len(losses)").stdout.strip() == f"[0-1] {step}"  # the kernel can still run cells
     saved = kernel.run("%on_all_ranks ' '.join(float(p.sum()).hex() for p in model.parameters())").stdout
 
     session = make_session_alone(2)
@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_made_is_said_with_its_name():
 
 @contextlib.contextmanager
 def as_somebody_else():
-    """root may look everywhere."""
+    """Run without the rights of root, which may read every folder."""
     if os.geteuid() != 0:
         yield
         return
@@ -142,7 +142,7 @@ def test_a_folder_that_nobody_can_look_into_for_a_while_keeps_no_signal_from_bei
     (tmp_path / "shut").chmod(0)
     try:
         with as_somebody_else():
-            time.sleep(0.2)  # it looks again and again
+            time.sleep(0.2)  # the folder is read repeatedly
             heard.hear("SIGTERM came")
             wait_until(lambda: said)
     finally:

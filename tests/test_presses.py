@@ -1,4 +1,4 @@
-"""Presses of the stop button that come at an awkward moment, without ranks."""
+"""Presses of the stop button at critical moments. These tests need no ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_press_is_not_lost_when_the_turn_comes_at_the_same_time():
     before, place = QueueSlot(turn), QueueSlot(turn)
 
     class Wait(threading.Event):
-        """One that is over while the press comes."""
+        """An event that is set at the moment at which the interrupt arrives."""
 
         def wait(self, timeout: float | None = None) -> bool:
             os.kill(os.getpid(), signal.SIGINT)
@@ -37,14 +37,14 @@ def test_a_press_is_not_lost_when_the_turn_comes_at_the_same_time():
 
 
 def test_one_at_a_question_and_the_next_count_as_one(monkeypatch):
-    """The first has ended the cell, and the second is not meant for the group that forms after it."""
+    """The first press has ended the cell. The second press must not interrupt the new process group."""
 
     def pressed(_) -> str:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("builtins.input", pressed)
     run = CellRun(1, [0], lambda _: None)
-    controls: Any = None  # not needed
+    controls: Any = None  # not used
     with Interrupts(run.wake) as interrupts:
         watch = Watch(run, controls, interrupts, Screen([0]))
         watch._answer(0, InputRequest(cell=1, request=1, prompt="?", password=False))

@@ -1,5 +1,5 @@
-"""Private interfaces of torch, ipykernel and ipyparallel that this package uses: an upgrade that drops one fails here,
-and the fallback is tried where there is one."""
+"""Private interfaces of torch, ipykernel and ipyparallel that this package uses. If an upgrade removes one, a test here
+fails. Where a fallback exists, it is tested too."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ from ddp_notebook.run.output import display_target
 from ddp_notebook.run.output.comms import _comm_maker
 from ddp_notebook.torchrun import start_job
 
-# Before 6.18 ipykernel's comms stood on no class that other kernels share.
+# Before ipykernel 6.18 its comms have no base class in common with those of other kernels.
 COMM = getattr(comms, "BaseComm", comms.Comm)
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def test_ipykernel_keeps_other_cells_out():
-    """7.x by a lock, 6.x by a queue; `run_in_turn` knows both."""
+    """Version 7 has a lock and version 6 has a queue; `run_in_turn` supports both."""
     source = inspect.getsource(IPythonKernel.__mro__[1])
     assert "_main_asyncio_lock" in source or hasattr(IPythonKernel, "schedule_dispatch")
 
 
 def test_a_shells_variables_are_set_without_one(monkeypatch):
-    """A rank has them before its group forms."""
+    """A rank sets the variables of the shell before its group forms."""
     monkeypatch.setattr(os, "environ", {})
     kernel_api.settle_environment()
     before = dict(os.environ)
@@ -80,7 +80,7 @@ def test_a_shells_variables_are_set_without_one(monkeypatch):
 
 
 def test_a_kernel_asks_its_modules_sys_for_modules():
-    if ipykernel_version >= (7, 4):  # an older one looks at none
+    if ipykernel_version >= (7, 4):  # older versions do not search `sys.modules`
         source = inspect.getsource(IPythonKernel.__init__)
         assert "_kernel_modules" in source and "sys.modules" in source
     with kernel_api.without_modules():
@@ -101,7 +101,7 @@ def test_ipython_names_the_files_of_cells_and_keeps_tracebacks():
 
 
 def test_ipython_tells_which_statement_it_compiles():
-    """An interrupt may come there, after the statements above it have run."""
+    """An interrupt can arrive during the compilation, after the statements above have run."""
     where, places = CurrentLine(), []
 
     class Compiler(CachingCompiler):
@@ -119,7 +119,7 @@ def test_ipython_tells_which_statement_it_compiles():
 
 
 def test_a_kernel_tells_these_which_message_it_answers():
-    """`kernel_api.Parents` sets for each cell what changes with it."""
+    """`kernel_api.Parents` sets the parent message of each cell in these objects."""
     told = set(re.findall(r"([\w.]+)\.set_parent\(", inspect.getsource(ZMQInteractiveShell.set_parent)))
     assert {"self.displayhook", "self.display_pub"} <= told
     assert told <= {"self.displayhook", "self.display_pub", "self.data_pub", "sys.stdout", "sys.stderr"}
@@ -136,7 +136,7 @@ def test_session_send_takes_what_we_pass_on():
 
 
 def test_a_comm_can_be_heard_before_it_is_opened():
-    """Or an answer of the browser could come before there is somebody to take it."""
+    """Otherwise an answer of the browser could arrive before its handler exists."""
     comm = _comm_maker()(target_name="jupyter.widget", comm_id="1", primary=False)
     assert not comm._closed or comms.Comm is COMM, "older ones are open where there is a kernel"
     assert list(inspect.signature(COMM.open).parameters) == ["self", "data", "metadata", "buffers"]
@@ -171,7 +171,7 @@ def test_torch_raises_the_timeout_of_a_formed_group():
 
 def test_without_the_kernels_lock_our_own_keeps_order():
     class Bare:
-        """A kernel of a version that has neither lock nor queue."""
+        """A kernel of a version without a lock and without a queue."""
 
     async def main() -> list[str]:
         order: list[str] = []
@@ -223,12 +223,12 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
     from ddp_notebook.rank.group.operators import SPECS
 
     missing = [name for name in SPECS if not hasattr(torch.ops.c10d, name)]
-    assert not set(missing) - {"gather_into_tensor_"}  # torch 2.15 has it
+    assert not set(missing) - {"gather_into_tensor_"}  # only torch 2.15 has it
     for name, spec in SPECS.items():
         if name in missing:
             continue
         arguments = [argument.name for argument in getattr(torch.ops.c10d, name).default._schema.arguments]
-        # Tensors, then the group, then the rest: a call keeps what stands behind the group.
+        # The arguments are tensors, then the group, then the rest. A recorded call keeps the arguments after the group.
         tensors = [one for one in (spec.input, spec.output) if one]
         assert all(arguments.index(one) < arguments.index("process_group") for one in tensors)
     assert torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
@@ -249,7 +249,7 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
 
 
 def test_gloo_has_an_event_loop_that_holds_its_listener_and_its_connections(monkeypatch):
-    """And nothing else: by that they are known, see `tests/test_sockets.py`."""
+    """It holds no other file descriptors. This is how `sockets` finds them, see `tests/test_sockets.py`."""
     from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
     from ddp_notebook.rank.group.connections import sockets
@@ -264,7 +264,7 @@ def test_gloo_has_an_event_loop_that_holds_its_listener_and_its_connections(monk
 
 
 def test_gloo_has_buffers_that_can_be_told():
-    """By names in torch's library; that it works: `tests/test_untold.py`."""
+    """The symbols exist in torch's library. `tests/test_untold.py` tests their use."""
     from ddp_notebook.rank.group.connections import stuck_waits
 
     assert stuck_waits._gloo() is not None
@@ -272,7 +272,7 @@ def test_gloo_has_buffers_that_can_be_told():
 
 @pytest.mark.long
 def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
-    """In a process of its own: an agent stays until its process ends."""
+    """It runs in a separate process, because an agent exists until its process ends."""
     code = """if True:
         import sys
         from ddp_notebook.rank.rpc.agent import RpcAgent, Worker
@@ -308,8 +308,8 @@ def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
 
 
 def test_torch_lets_remote_calls_be_recorded():
-    """The agent runs what a call unpickles to, numbers of references and messages can be read, and a send and a recv
-    of distributed autograd tell when a gradient passes (`rank/rpc/`: recorder, references, contexts)."""
+    """The agent runs what a call unpickles to. Numbers of references and messages can be read. A send and a recv of
+    distributed autograd report when a gradient passes (`rank/rpc/`: recorder, references, contexts)."""
     import torch.distributed.autograd as dist_autograd
     from torch._C import _distributed_autograd
     from torch._C._distributed_rpc import PyRRef
@@ -361,7 +361,8 @@ def test_torch_lets_pipelines_be_seen():
     from torch.distributed import distributed_c10d as c10d
     from torch.distributed.pipelining import schedules, stage
 
-    if hasattr(stage._PipelineStageBase, "_get_init_p2p_neighbors_ops"):  # which notebook 12 leaves out a part of
+    # notebook 12 patches this method, where it exists
+    if hasattr(stage._PipelineStageBase, "_get_init_p2p_neighbors_ops"):
         assert list(inspect.signature(stage._PipelineStageBase._get_init_p2p_neighbors_ops).parameters) == ["self"]
         assert "self.group_peer = " in inspect.getsource(c10d.P2POp) and "self.group_rank" in inspect.getsource(stage)
     Stage = stage._PipelineStageBase
@@ -419,7 +420,7 @@ def test_torch_lets_training_be_seen():
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported):
         whole(torch.ones(1))
-    for is_recursive in (True, False):  # whether what a function calls that is not to be compiled may be
+    for is_recursive in (True, False):  # disabled with and without the functions that it calls
         looking = torch._dynamo.disable(look, recursive=is_recursive)
         torch.compile(lambda x, do=looking: do(x + 1) + 1, backend="eager")(torch.ones(1))
     look(torch.ones(1))
@@ -432,7 +433,8 @@ def test_torch_lets_training_be_seen():
     from torch.distributed.tensor._api import _FromTorchTensor
     from torch.distributed.tensor._redistribute import Redistribute
 
-    for function in (_FromTorchTensor, Redistribute):  # where `rank.group.modules` leaves a module's name
+    # `rank.group.modules` stores a module's name in the contexts of these functions
+    for function in (_FromTorchTensor, Redistribute):
         assert list(inspect.signature(function.forward).parameters)[:4:3] == ["ctx", "placements"]
         assert "ctx" in function.backward.__code__.co_varnames
     assert "self" in torch.nn.Module._call_impl.__code__.co_varnames
@@ -507,8 +509,8 @@ def test_torchs_log_can_be_quietened():
 
 
 def test_an_engine_is_made_before_there_is_a_controller():
-    """As after a registration: `complete_registration` needs the reply's `id` and `hb_period`, and connects its sockets
-    by what it is given. (What is done where it cannot be is in test_start.)"""
+    """The state is that after a registration. `complete_registration` needs `id` and `hb_period` of the reply, and
+    connects its sockets with the other values of the reply. The fallback for other versions is tested in test_start."""
     assert can_wait()
     complete = getattr(IPEngine, "_complete_registration", IPEngine.complete_registration)
     source = inspect.getsource(complete)
@@ -522,7 +524,7 @@ def test_an_engine_is_made_before_there_is_a_controller():
 
 
 def test_a_controller_adopts_connection_files():
-    """Those that it would have written itself."""
+    """The files are those that the controller would have written itself."""
     from ddp_notebook.launch import controller
 
     written = inspect.getsource(IPController.init_hub)
@@ -547,7 +549,7 @@ def test_without_these_a_rank_works_and_says_what_it_cannot(monkeypatch, capsys)
     assert "does not let operations be observed (no such operator)" in capsys.readouterr().err
     made.begin_cell(1)
     optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
-    for _ in range(2):  # nothing is known of what is sent, so nobody is said to train apart
+    for _ in range(2):  # nothing is recorded, so there must be no warning about ranks that train separately
         optimizer.step()
     assert made.end_cell(None) == {}
 
@@ -567,7 +569,7 @@ def test_a_comm_says_where_what_the_browser_says_goes():
     route = getattr(COMM, monitor._ROUTE, None)
     if ipykernel_version < (7, 4):
         assert route is None
-    elif ipykernel_version[:2] == (7, 4) or route is not None:  # a later version may need nothing of it
+    elif ipykernel_version[:2] == (7, 4) or route is not None:  # a later version may work without it
         assert route is not None
         assert list(inspect.signature(route).parameters) == ["self", "data", "default"]
 
@@ -575,12 +577,12 @@ def test_a_comm_says_where_what_the_browser_says_goes():
 def test_a_comm_without_that_is_left_as_it_is():
     from ddp_notebook.widgets.monitor import hear_at_once
 
-    comm = object()  # takes no attributes
+    comm = object()  # an object without attributes
     hear_at_once(comm)
 
 
 def test_ipyparallel_launchers():
-    """A profile's launcher is made and started as `ipp.Cluster` does it, with another command."""
+    """The launcher of a profile is created and started as in `ipp.Cluster`, with another command."""
     making = inspect.getsource(Cluster.start_engines)
     assert "engine_set = self.engines[engine_set_id] = self.engine_launcher_class(" in making
     for name in (
@@ -608,7 +610,7 @@ def test_ipyparallel_launchers():
 
 
 def test_cloudpickle_tells_what_a_function_is_made_of():
-    """`copying.Pickler` has the variables of a function replaced by those of the rank that it comes to."""
+    """`copying.Pickler` replaces the global variables of a function by those of the receiving rank."""
     pickler = cloudpickle.Pickler(io.BytesIO(), protocol=5)
     function = eval("lambda: kept", {"kept": 3})
     make, (code, variables, *_), (attributes, slots), *_ = pickler.reducer_override(function)
@@ -617,15 +619,15 @@ def test_cloudpickle_tells_what_a_function_is_made_of():
 
 
 def test_an_engine_of_ipyparallel_has_its_broadcasts_from_one_scheduler():
-    """By its id, so that one with another number is connected to another one."""
+    """The id of an engine selects the scheduler, so an engine with another id is connected to another scheduler."""
     source = inspect.getsource(IPEngine)
     assert "broadcast_index = self.id % len(broadcast_urls)" in source
     in_9, in_8 = "shell_socket = self.shell_socket = ctx.socket(zmq.ROUTER)", "ZMQStream(ctx.socket(zmq.ROUTER), loop)"
-    assert in_9 in source or in_8 in source  # it may have several
+    assert in_9 in source or in_8 in source  # such a socket can have several connections
 
 
 def test_torchrun_has_a_store_for_each_attempt_if_it_is_told_to():
-    """`launch.elastic.agent` sets this; ranks know from the other whether somebody has."""
+    """`launch.elastic.agent` sets the first variable. The ranks read from the second whether it is set."""
     source = inspect.getsource(dynamic_rendezvous)
     assert (
         source.count(f'os.getenv("{agent.OWN_STORES}", "0") == "1"')
@@ -717,7 +719,7 @@ def test_torchs_functions_check_arguments_without_forming_a_group(monkeypatch, c
     monkeypatch.setattr(torch.distributed.distributed_c10d, "init_process_group", lambda backend: None)
     reader = script_functions._reader(lambda: None, inspect.signature(lambda backend=None, rank=-1: None))
     assert "arguments of init_process_group are not checked" in capfd.readouterr().err
-    with pytest.raises(AssertionError):  # it has no place
+    with pytest.raises(AssertionError):  # there is no patched `init_process_group` to replace
         reader("gloo")
 
 

@@ -1,4 +1,4 @@
-"""Processes by id and start time: found when they hide, and ended when they resist."""
+"""Processes by id and start time: hidden ones are found, and those that ignore signals are ended."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PRELUDE = "import os, signal, sys; from ddp_notebook.launch import processes; "
 
 
 class Child(subprocess.Popen[str]):
-    """A child whose output is read."""
+    """A child process whose output is read."""
 
     stdout: IO[str]
 
 
 @contextlib.contextmanager
 def child(*command: str, **options) -> Iterator[Child]:
-    """A child of this process, which is gone afterwards, and what is below it too."""
+    """Start a child of this process, and end it and its descendants afterwards."""
     started = Child(command, stdout=subprocess.PIPE, cwd=ROOT, text=True, **options)
     try:
         yield started

@@ -1,4 +1,4 @@
-"""Questions to ranks and their answers, without ranks."""
+"""Requests to ranks and their answers. These tests need no ranks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_all_of_many_ranks_answer_when_all_were_asked():
 
 
 def test_asking_and_answering_in_many_threads(monkeypatch):
-    """Every question is answered or forgotten, whatever thread asks, answers or makes room."""
+    """Every request is answered or dropped, in any order of requests, answers and dropped requests in the threads."""
     monkeypatch.setattr(rank_requests, "_MOST_LAPSING", 3)
     errors: list[BaseException] = []
     numbers: list[int] = []

@@ -1,4 +1,4 @@
-"""Ranks that were started: their place, their group, their processes."""
+"""Ranks that were started: their directory, their process group and their processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def test_torchrun_conventions(session):
 
 
 def test_torchrun_is_what_libraries_think_has_started_the_ranks(session):
-    """All variables of torchrun's but the store of its agent; and accelerate is told that these ranks have no GPU."""
+    """The ranks have all variables of torchrun except the store of its agent. accelerate is told that they have no
+    GPU."""
     session.run(
         "import os; env = {name: os.environ[name] for name in os.environ if 'TORCHELASTIC' in name or 'ROLE' in name}\n"
         "others = [os.environ.get(name) for name in ('GROUP_WORLD_SIZE', 'ACCELERATE_USE_CPU', 'FORK_LAUNCHED')]"
@@ -69,7 +70,7 @@ def test_the_group_timeout_is_torchs_own_once_formed(session):
     session.run("seconds = dist.group.WORLD._get_backend(device).options._timeout.total_seconds()")
     assert set(session.pull("seconds").values()) == {1800.0}
     session.run("seconds = dist.distributed_c10d._get_default_store().timeout.total_seconds()")
-    assert set(session.pull("seconds").values()) == {1800.0}  # later groups meet at the store
+    assert set(session.pull("seconds").values()) == {1800.0}  # later groups use the store for their rendezvous
 
 
 def test_cores_are_shared_between_ranks(session):
@@ -99,13 +100,13 @@ assert not asked, asked
 
 @pytest.mark.long
 def test_what_a_host_server_imports_asks_no_driver():
-    """NVML leaves a thread behind, and a process with two threads cannot be forked safely."""
+    """NVML starts a thread that stays, and a process with two threads cannot be forked safely."""
     done = subprocess.run([sys.executable, "-c", _PRELOAD], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
 def test_every_listening_socket_is_on_loopback(session):
-    assert len(session.client.ids) == 2  # its sockets too
+    assert len(session.client.ids) == 2  # and its sockets are usable
     session.run("pg = dist.new_group([0, 1]); x = torch.ones(1); dist.all_reduce(x, group=pg)")
     everyone = {os.getpid(), *(p.pid for pid in session.ranks.pids("host server") for p in processes.descendants(pid))}
     assert len(everyone) > 10
@@ -155,7 +156,7 @@ def test_a_second_session_is_refused_and_harms_nothing(session):
     ],
 )
 def test_a_refused_debugger_leaves_nothing_changed(session, code):
-    """torch's `breakpoint` raises the timeouts of all groups before it breaks, on every rank."""
+    """torch's `breakpoint` raises the timeouts of all groups on every rank before it breaks."""
     state = (
         "import sys, signal, threading\n"
         "from torch.distributed import distributed_c10d as c10d\n"
@@ -170,7 +171,7 @@ def test_a_refused_debugger_leaves_nothing_changed(session, code):
     session.run("dist.destroy_process_group(trio)")
 
 
-_OF_NOTEBOOK = {  # what would start, check, attach to or take over ranks
+_OF_NOTEBOOK = {  # names that would start, check or attach to ranks, or take them over
     "start": "ddp_notebook.start(2)",
     "start again": "ddp_notebook.start(2, reuse=True)",
     "a session": "ddp_notebook.Session(StartOptions(world_size=2))",

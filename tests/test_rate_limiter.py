@@ -1,4 +1,5 @@
-"""No more output leaves than Jupyter Server passes on. It drops what exceeds its limits, with a message in the cell."""
+"""Output is sent no faster than Jupyter Server passes it on. Jupyter Server drops the output above its limits and adds
+a message to the cell."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebso
 from ddp_notebook.run.output import message_rate, rate_limiter
 from ddp_notebook.run.output.rate_limiter import RateLimiter
 
-# The defaults of Jupyter Server, https://jupyter-server.readthedocs.io/en/latest/other/full-config.html. They stand
-# here as numbers, and the rates of the outlet are not imported: a test has to fail if one of them changes.
+# The defaults of Jupyter Server, https://jupyter-server.readthedocs.io/en/latest/other/full-config.html. They are
+# repeated here as numbers, so that a test fails if the rates of the rate limiter change.
 BYTES_PER_S, MESSAGES_PER_S, WINDOW_S = 1_000_000, 1000, 3.0
 LINE = "step 12 loss 0.123 " + "é" * 20 + "\n"
 
 
 class Clock:
-    """The module `time` of the outlet."""
+    """A replacement for the module `time` in the rate limiter."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -41,11 +42,11 @@ class FrontEnd:
         self._clock = clock
         self._session = Session(key=b"key")
         self._window: deque[tuple[float, int]] = deque()
-        self._bytes = 0  # in the window
+        self._bytes = 0  # bytes in the current window
         self._texts: list[tuple[str, str]] = []
-        self.most_bytes = self.most_messages = 0  # in any window
+        self.most_bytes = self.most_messages = 0  # the maxima over all windows
         self.bytes_of_text = self.displays = 0
-        self.last = ""  # text
+        self.last = ""  # the last text
 
     def write(self, stream: str, text: str) -> None:
         self._texts.append((stream, text))
@@ -98,7 +99,7 @@ def test_these_are_the_limits_of_jupyter_server():
 def test_a_flood_of_text_leaves_as_fast_as_jupyter_takes_it(clock, streams):
     front_end = FrontEnd(clock)
     shown, until = RateLimiter(front_end), clock.now + 10.0
-    while clock.now < until:  # 4 MB a second
+    while clock.now < until:  # writes 4 MB a second
         for stream in streams:
             shown.write(stream, LINE * (40_000 // len(LINE.encode()) // len(streams)))
         shown.flush(clock.now)
@@ -123,7 +124,7 @@ def test_a_flood_of_displays_leaves_as_fast_as_jupyter_takes_it(clock):
 
 
 def test_the_rest_of_a_cell_leaves_as_fast_as_jupyter_takes_it(clock):
-    """At its end a cell waits until all is shown."""
+    """A cell ends when all its output is shown."""
     front_end = FrontEnd(clock)
     shown = RateLimiter(front_end)
     for _ in range(100):
@@ -152,7 +153,7 @@ def test_after_a_press_of_stop_the_end_of_the_text_follows_soon(clock):
 def test_one_long_text_leaves_in_pieces(clock):
     front_end = FrontEnd(clock)
     shown = RateLimiter(front_end)
-    shown.write("stdout", "\x1b[1m" * 1_000_000)  # an escape takes six bytes
+    shown.write("stdout", "\x1b[1m" * 1_000_000)  # each escape character becomes six bytes
     shown.drain()
     assert front_end.most_bytes <= BYTES_PER_S * WINDOW_S
     assert front_end.bytes_of_text > 9_000_000

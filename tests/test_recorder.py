@@ -1,4 +1,4 @@
-"""Operations of this process, as the recorder sees them: a group of one rank, and torch's own kernels below."""
+"""Operations of this process as the recorder sees them, in a group of one rank with the real kernels of torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_collective_is_counted_and_none_is_left(recorder):
         lambda: dist.reduce_scatter(x, [torch.ones(4)]),
         lambda: dist.all_to_all_single(torch.empty(4), x),
         lambda: dist.barrier(),
-        lambda: dist.all_gather_object([None], "object"),  # two: the sizes, and what was pickled
+        lambda: dist.all_gather_object([None], "object"),  # two operations: the sizes, then the pickled objects
     ]
     for call in calls:
         call()
@@ -52,7 +52,7 @@ def test_every_collective_is_counted_and_none_is_left(recorder):
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_nothing_is_left_of_an_operation_on_a_tensor_made_of_two(recorder, is_async):
-    """It calls the operator for each of them, and its caller waits for one work."""
+    """torch calls the operator for each inner tensor, and the caller waits for one `Work`."""
 
     def two(value):
         return TwoTensor(torch.full((4,), value), torch.full((4,), value))
@@ -66,7 +66,7 @@ def test_nothing_is_left_of_an_operation_on_a_tensor_made_of_two(recorder, is_as
         if work is not None:
             work.wait()
         assert recorder.counts["0"]["collective"] % 2 == 0 and recorder.unwaited == {}
-        wait_until(lambda: recorder.operations() == [])  # the work is one of two that run side by side
+        wait_until(lambda: recorder.operations() == [])  # the `Work` is one of two that run at the same time
     assert tensor.b.tolist() == [1.0] * 4
 
 
@@ -126,7 +126,7 @@ def test_after_it_is_removed_nothing_is_seen(group):
 
 
 def test_gloo_is_kept_from_what_would_end_the_process(group):
-    """Tensors that claim to be on a GPU do, where there is none."""
+    """Tensors that claim to be on a GPU would end the process on a machine without a GPU."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from ddp_notebook.rank.group.kernels import kernel

@@ -1,4 +1,4 @@
-"""A function is replaced in every module that has it, also in those that were imported after it was looked for."""
+"""A function is replaced in every module that has it, also in modules that were imported after the search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddp_notebook.rank import patching
 
 
 class Module(ModuleType):
-    """Notes who was looked into."""
+    """A module that records in `looked` when its names are read."""
 
     looked: list[str] = []
 
@@ -23,7 +23,7 @@ class Module(ModuleType):
 
 @pytest.fixture
 def add(monkeypatch):
-    """Adds a module with these names to those that are imported."""
+    """Return a function that adds a module with these names to `sys.modules`."""
 
     def add(name: str, **names: object) -> ModuleType:
         module = Module(name)

@@ -1,4 +1,4 @@
-"""What a report says that only living ranks know."""
+"""Parts of a report that need living ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAYS = "Each rank reads all of loader: with a DistributedSampler it reads its sh
 def test_a_forgotten_sampler_is_told(session):
     session.run(TRAINS)
     assert SAYS in str(session.report()).splitlines()
-    assert SAYS not in str(session.recording.report())  # of a file nobody knows
+    assert SAYS not in str(session.recording.report())  # a recording from a file does not have it
     session.run("loader = DataLoader(dataset, batch_size=8, shuffle=rank == 0)")
     assert "Each rank reads all" not in str(session.report()), "on one rank only"
     session.run(

@@ -13,7 +13,7 @@ from ddp_notebook.wire import signals
 from tests.conftest import wait_until
 from tests.resets import PROGRAMS, SILENT, reset_stop_and_go_on, run_until_stopped
 
-# It would go on in all later programs, and CPython's dump of the stacks of running threads may crash the process.
+# The timer would affect all later programs, and the dump of the stacks of running threads can crash CPython.
 DUMPS_STACKS = "signals: stacks again and again"
 SHARE_A_SESSION = [
     name
@@ -25,7 +25,8 @@ SHARE_A_SESSION = [
 @pytest.mark.long
 @pytest.mark.parametrize("program", SHARE_A_SESSION)
 def test_the_stop_button_works_and_the_next_cell_finds_everything(session, program, tmp_path):
-    """What a program leaves is there in the next one too. The others have a session each (`tests/long`)."""
+    """Changes that a program leaves are still present in the next one. The other programs have a session each
+    (`tests/long`)."""
     reset_stop_and_go_on(session, program, "a loop", tmp_path)
 
 
@@ -125,7 +126,7 @@ def test_names_that_ipython_needs_are_put_back_with_a_line(make_session_alone):
 
 
 def test_print_of_a_program_stays_and_len_does_not(make_session_alone):
-    """Many training scripts let only rank 0 print."""
+    """Many training scripts replace `print` so that only rank 0 prints."""
     session = make_session_alone(2)
     said = session.run(
         "import builtins\nreal = print\ndef only_first(*args): rank == 0 and real(*args)\n"
@@ -135,7 +136,7 @@ def test_print_of_a_program_stays_and_len_does_not(make_session_alone):
     printed = session.run("print('here', len([]))")
     assert [printed[rank].stdout for rank in (0, 1)] == ["here 0\n", ""]
 
-    # An import hook that works stays. One that fails for any module would end every later cell.
+    # A working import hook stays. A hook that fails for any module would end every later cell.
     works = "seen = []\nplain = builtins.__import__\ndef hook(*args): seen.append(args[0]); return plain(*args)\n"
     assert session.run(f"{works}builtins.__import__ = hook")[0].stderr == ""
     assert session.run("import json; 'json' in seen")[0].result == "True"
@@ -145,8 +146,8 @@ def test_print_of_a_program_stays_and_len_does_not(make_session_alone):
 
 
 def test_builtins_that_a_thread_replaces_between_cells_are_put_back(make_session_alone, tmp_path):
-    """The event loop fails without `len` and `range`, the next cell without `isinstance` and `hasattr`, and threads of
-    the rank without `int` and `max`."""
+    """Without `len` and `range` the event loop fails. Without `isinstance` and `hasattr` the next cell fails. Without
+    `int` and `max` threads of the rank fail."""
     session = make_session_alone(2)
     session.run("import builtins, os, threading; kept = 5; make, write, begin = os.mkdir, setattr, threading.Thread")
     for names in ("len range", "hasattr getattr isinstance", "int max"):
@@ -164,7 +165,8 @@ begin(target=replace).start()
 
 
 def test_what_a_cell_replaces_is_compared_by_identity(make_session_alone):
-    """An `__eq__` of a user's object is not called, and a module is missed though the number of modules is the same."""
+    """An `__eq__` of a user's object is not called. A missing module is found even if the number of modules is the
+    same."""
     session = make_session_alone(2)
     session.run(
         "import builtins, sys, threading, unittest.mock\n"
@@ -194,7 +196,7 @@ def test_a_handler_for_a_signal_of_ours_is_refused_with_a_line(make_session_alon
 
 
 def test_a_cell_that_ignores_interrupts_is_stopped_after_a_while(make_session_alone, tmp_path):
-    """Its second press would replace the ranks."""
+    """Its second interrupt would replace the ranks."""
     session = make_session_alone(2)
     begun = f"open({str(tmp_path)!r} + f'/begun-{{rank}}', 'w').close()"
     with pytest.raises(KeyboardInterrupt):
@@ -230,7 +232,7 @@ seen, kept = 0, rank + 10
 
 @pytest.mark.long
 def test_a_loaders_worker_that_resets_signals_harms_nothing(make_session_alone, tmp_path):
-    """User code runs in ranks and their child processes. Keeper, watchdog and host server run none."""
+    """User code runs in ranks and their child processes, but not in the keeper, the watchdog and the host server."""
     session = make_session_alone(2)
     session.run(_LOADER)
     pids = session.ranks.pids()
@@ -247,7 +249,7 @@ def test_a_loaders_worker_that_resets_signals_harms_nothing(make_session_alone, 
 
 
 def test_the_rank_calls_nothing_that_a_cell_has_replaced_or_made(make_session_alone):
-    """Methods of a value that a cell shows, of an exception that it raises, and `os.getpid`."""
+    """Examples are methods of a displayed value or of a raised exception, and `os.getpid`."""
     session = make_session_alone(2)
     shown = [
         "class AttrDict(dict):\n"
@@ -259,7 +261,7 @@ def test_the_rank_calls_nothing_that_a_cell_has_replaced_or_made(make_session_al
         "Endless([1])",
         "class Full(dict):\n    def __contains__(self, _): raise ValueError('no')\nOut = _oh = Full()",
         "import os; os.getpid = lambda: 0",
-        "import builtins; __builtins__ = vars(builtins)",  # cloudpickle leaves it so
+        "import builtins; __builtins__ = vars(builtins)",  # cloudpickle leaves it in this state
     ]
     for code in shown:
         session.run(code)
@@ -281,9 +283,10 @@ def test_the_rank_calls_nothing_that_a_cell_has_replaced_or_made(make_session_al
 
 @pytest.mark.processes
 def test_the_status_says_why_the_state_of_a_rank_cannot_be_read():
-    """A cell has replaced a function that a library calls. The status names no other reason, such as a long call."""
+    """A cell has replaced a function that a library calls. The status gives this reason, and not for example a long
+    call."""
     with ddp_notebook.start(1) as session:
-        with contextlib.suppress(RankError):  # the end of the cell needs it too
+        with contextlib.suppress(RankError):  # the end of the cell needs `weakref.ref` too
             session.run("import weakref\nweakref.ref = None", quiet=True)
 
         [row] = session.status().rows

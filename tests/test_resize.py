@@ -1,4 +1,4 @@
-"""More or fewer ranks in one session: those that stay keep everything."""
+"""More or fewer ranks in a session: the ranks that stay keep all their state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ask(session, code: str) -> list[str | None]:
 
 
 def shares_of(world_size: int) -> str:
-    """The cores, in equal parts: what `THREADS` gives on each rank."""
+    """Return the value of `THREADS` on each rank: an equal share of the cores."""
     threads = threads_per_rank(os.environ, devices.cores(), world_size)
     return f"({threads}, {threads})"
 
@@ -95,7 +95,7 @@ def test_rank_0_leaves_and_everybody_has_another_number(make_session):
 
     os.kill(session.ranks.pids()[0], signal.SIGKILL)
     wait_until(lambda: "died" in repr(session))
-    said = session.ranks.resize(2)  # who has died leaves before others
+    said = session.ranks.resize(2)  # dead ranks are removed first
 
     assert said[0] == "2 ranks now: rank 0 has left; rank 1 is rank 0; rank 1 is new"
     assert ask(session, SUM) == ["2", "2"] and ask(session, "was")[0] == "2"
@@ -103,7 +103,7 @@ def test_rank_0_leaves_and_everybody_has_another_number(make_session):
 
 
 def test_a_rank_that_was_replaced_leaves(make_session):
-    """The one that had its number before, and has died, is no reason that the group does not form."""
+    """The dead process that had its number before must not prevent the new group."""
     session = make_session(2)
     session.ranks.fault("kill", 1)
     session.ranks.heal()
@@ -119,7 +119,7 @@ def test_threads_that_a_cell_has_set_stay(make_session):
 
 
 def test_a_rank_that_has_left_is_told_nothing(make_session):
-    """Threads tell ranks something, the one that compares clocks say, which have left since they were counted."""
+    """Some threads, such as the one that compares clocks, send to ranks that have left since the ranks were counted."""
     session = make_session(2)
     session.ranks.resize(1)
     for rank in (1, 0):

@@ -1,4 +1,4 @@
-"""What a cell may do to its process: what is left alive goes on, what is destroyed is told and can be healed."""
+"""Damage that a cell can do to its process: undamaged parts continue, and damage is reported and can be healed."""
 
 from __future__ import annotations
 
@@ -118,10 +118,12 @@ def test_two_hundred_megabytes_of_text(session):
 
 
 def test_a_full_disk(make_session_alone):
-    """The last test: it takes the module's session. Nothing can be written any more, as on a full /tmp."""
+    """This must be the last test, because it uses up the session of the module. No process can write, as on a full
+    /tmp."""
     session = make_session_alone(2)
     _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # of this process, which keeps the ranks' logs
+    # the limit of the notebook process, which keeps the ranks' logs
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
         result = session.run("print('shown all the same')", quiet=True)
         assert result[0].stdout == "shown all the same\n"

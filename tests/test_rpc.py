@@ -32,14 +32,14 @@ def session(make_session):
 
 
 def said(session, code: str, **options: object) -> list[str]:
-    """What each rank prints, and its result."""
+    """Return the printed text and the result of each rank."""
     result = session.run(code, **options)
     return [(result[rank].stdout + (result[rank].result or "")).strip() for rank in result.ranks]
 
 
 def test_rpc_calls_functions_of_a_cell_on_another_rank(make_session):
-    """At the session's store, twice, and at an address of the cell's own, in the environment or the options; it listens
-    on loopback only."""
+    """The agents start twice at the session's store, and at an address that the cell sets in the environment or in the
+    options. They listen on loopback only."""
     session = make_session(2)
     code = (
         "import os, psutil\nfrom torch.distributed import rpc\n"
@@ -62,7 +62,7 @@ def test_rpc_calls_functions_of_a_cell_on_another_rank(make_session):
 
 
 def test_transports_of_the_options_count_and_else_nobody_polls(make_session):
-    """As far as an agent can have others that runs already."""
+    """Transports of an agent that runs already can be changed only in part."""
     definitions = (
         f"{DEFINITIONS}"
         "from pathlib import Path\n"
@@ -89,7 +89,7 @@ def test_transports_of_the_options_count_and_else_nobody_polls(make_session):
 
 
 def test_references_gradients_and_names_last_from_cell_to_cell(session):
-    """Plain torch cannot: what it knows of references is bound to the first agent of a process."""
+    """In plain torch the state of references is bound to the first agent of a process."""
     code = INIT + (
         "reference = rpc.remote(other, Counter)\n"
         "with dist_autograd.context() as context:\n"
@@ -203,14 +203,14 @@ def test_a_wait_for_a_late_worker_says_nothing_and_has_an_end(session):
 
 
 def test_a_shutdown_ends_after_references_whose_making_has_failed(session):
-    """Torch raises in a callback then, before its agent counts the call as over."""
+    """In this case torch raises in a callback, before its agent counts the call as finished."""
     session.run(INIT + "def which(): return 1")
     session.run("def which(): return 2", ranks=[0])
     with pytest.raises(RankError, match="rank 1 has another version of which than the caller"):
         session.run("if rank == 0: rpc.remote(other, which).to_here()", timeout_s=10)
     session.run("rpc.shutdown()", timeout_s=5)
     session.run(INIT + CALL)
-    # Where the callee has ended before torch has noted the reference, making it raises that.
+    # The error if the callee ended before torch noted the reference.
     lost = r"the value of this reference was on worker1 \(rank 1\)|worker1 \(rank 1\) has ended before it answered die"
     with pytest.raises(RankError, match=lost):
         session.run("if rank == 0: rpc.remote(other, die).to_here()", timeout_s=10)
@@ -224,7 +224,7 @@ def test_a_shutdown_ends_after_references_whose_making_has_failed(session):
 
 
 def test_a_callee_that_ends_as_it_is_called_is_named():
-    """As fast as torch's own threads may be: then the function that sends raises what they have found."""
+    """torch's threads may find the loss first. Then the sending function raises their error."""
     losses = LostWorkers(lambda future: None)
     which = {"name": "worker1", "rank": 1, "here": 1, "number": 7}
     losses.learn([Worker(**which, device_count=0, device_maps={}, devices=[])])  # type: ignore[arg-type]
@@ -238,7 +238,7 @@ def test_a_callee_that_ends_as_it_is_called_is_named():
 
 
 def test_a_lost_reference_is_not_sent_to_others(make_session):
-    """Its receiver would wait for ever for the owner to know of it."""
+    """Otherwise the receiver waits without end until the owner knows of the reference."""
     session = make_session(3)
     session.run(DEFINITIONS)
     session.run(INIT.replace("1 - rank", "(rank + 1) % 3") + "held = rpc.remote(other, Counter)\nheld.to_here()")
@@ -334,7 +334,7 @@ def test_functions_that_torch_has_wrapped(session):
 
 
 def test_sparse_tensors_go_to_another_rank_and_back(session):
-    """Of these torch tells no `nbytes`."""
+    """torch has no `nbytes` for sparse tensors."""
     ways = (
         "rpc.rpc_sync(other, add, args=(x, x))",
         "rpc.rpc_async(other, torch.add, args=(x, x)).wait()",
@@ -352,7 +352,7 @@ def test_a_list_that_holds_itself_comes_back(session):
 
 
 def test_an_argument_that_makes_calls_as_it_is_pickled(session):
-    """One that fails, too: each call is known by its own function."""
+    """One of the calls fails. Each call is identified by its own function."""
     session.run(
         "def same(x): return x\n"
         "class Asks:\n"
@@ -459,7 +459,7 @@ def test_a_stop_ends_a_backward_of_distributed_autograd(session):
         "        dist_autograd.backward(context, [rpc.rpc_sync(other, twice, args=(x,)).sum()])"
     )
     with pytest.raises(CellTimeoutError, match=r"waits for backward|in backward"):
-        session.run(code, timeout_s=1.5)  # a busy machine may take a second to get there
+        session.run(code, timeout_s=1.5)  # a busy machine may need a second to get to this line
     assert said(session, CALL) == ["1", "2"]
     session.run("def twice(x): return 2 * x")
     assert said(session, code + "\n        print(dist_autograd.get_gradients(context)[x])")[0] == "tensor([2.])"
@@ -468,7 +468,8 @@ def test_a_stop_ends_a_backward_of_distributed_autograd(session):
 
 
 def test_a_stale_function_is_refused_where_the_callee_already_waits_in_shutdown(session):
-    """Its cell defines nothing any more, so it does not wait for that; a `def` that the cell did reach is found."""
+    """The cell of the callee defines no more functions, so the call does not wait for one. If the cell has run a new
+    `def`, the call finds it."""
     session.run("def rule(x): return 2 * x")
     session.run("def rule(x): return 10 * x", ranks=[0])
     with pytest.raises(RankError, match="rank 1 has another version of rule than the caller: run the cell that"):

@@ -1,4 +1,4 @@
-"""Values as bytes without pickle."""
+"""Safe encoding of values as bytes, without pickle."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ TENSORS = [
 
 
 def passed(value, name="x"):
-    """A value after its way through the bytes."""
+    """Return a value after encoding and decoding."""
     return read(bytearray(b"".join(join(write(name, value)))))
 
 
@@ -110,7 +110,7 @@ def test_arrays(value):
     assert type(came) is np.ndarray and (came.dtype, came.shape) == (value.dtype, value.shape)
     assert np.array_equal(came, value)
     if came.size:
-        came.reshape(-1)[0] = 0  # what has come can be written to
+        came.reshape(-1)[0] = 0  # a received array is writable
         scalar = passed(value.reshape(-1)[0])
         assert type(scalar) is type(value.reshape(-1)[0]) and scalar == value.reshape(-1)[0]
 
@@ -194,7 +194,7 @@ for _ in range(200):
     ids=lambda value: type(value).__name__,
 )
 def test_what_cannot_be_sent_is_named_with_the_fix(value, words):
-    if words is None:  # a set in which 1 came first
+    if words is None:  # a set to which 1 was added first
         assert passed(value) == {1}
         return
     with pytest.raises(NotSafeError, match=words):
@@ -345,7 +345,7 @@ def test_random_damage_is_an_error_or_a_plain_value():
 
 @pytest.mark.slow
 def test_bytes_that_were_made_from_the_grammar_at_random():
-    """Every tag with arguments of every kind: an error, or a plain value."""
+    """Every tag with arguments of every type gives an error or a plain value."""
     dice = random.Random(11)
     tags = [*safe._LEAVES, *safe._CONTAINERS_BY_NAME, "nonsense"]
     leaves = [None, True, 0, 1, 2, -1, 1.5, "x", "<f4", "|b1", "float32", "bool", "nan", "-ff", 2**70]

@@ -1,4 +1,4 @@
-"""Displays of several ranks in one place, as the front end has them."""
+"""Displays of several ranks in one place, as the front end shows them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Page:
         self.row.put([rank], data, metadata or {})
 
     def shown(self) -> str:
-        """All that is shown, after the changes so far."""
+        """Return all displayed text after the changes so far."""
         self.row.show()
         self.rate_limiter.drain()
         return "\n".join(data.get("text/html") or data["text/plain"] for data in self.displays.values())

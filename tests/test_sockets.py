@@ -1,4 +1,4 @@
-"""Which sockets of a process are gloo's and the stores', and that nothing else is cut. Two ranks in this process."""
+"""The sockets of gloo and of the stores are found and cut, and no others are. Two ranks run in this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddp_notebook.rank.group.connections import sockets
 
 
 def make_groups() -> list[ProcessGroupGloo]:
-    """A group of two ranks, each in a thread of this process."""
+    """Create a group of two ranks, each in a thread of this process."""
     store = HashStore()
     with ThreadPoolExecutor(2) as pool:
         ranks = [pool.submit(ProcessGroupGloo, store, rank, 2, timedelta(seconds=10)) for rank in range(2)]
@@ -35,7 +35,7 @@ def _on_loopback(monkeypatch):
 
 @contextlib.contextmanager
 def connection(port: int = 0) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both ends of a connection of somebody else's, of which the first has this port."""
+    """Yield both ends of a connection that belongs to neither gloo nor a store. The first end has this port."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as near:
         near.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         near.bind(("127.0.0.2", port))
@@ -51,7 +51,7 @@ def lives(ends: tuple[socket.socket, socket.socket]) -> bool:
 
 
 def receive(group: ProcessGroupGloo) -> str:
-    """Wait for a message of rank 1. Returns how that has failed: an error would keep the group."""
+    """Wait for a message of rank 1. Return the text of its error: the error object would keep the group alive."""
     try:
         group.recv([torch.ones(1)], 1, 0).wait()  # type: ignore[attr-defined]
     except RuntimeError as error:
@@ -69,7 +69,7 @@ def test_a_groups_connections_are_cut_and_no_others():
     _, port = new[min(own)]
     with connection() as ends, connection(port) as with_that_port, ThreadPoolExecutor(1) as pool:
         waits = pool.submit(receive, group[0])
-        assert sockets.cut_groups(own) >= 1  # gloo closes the other end when it sees that
+        assert sockets.cut_groups(own) >= 1  # gloo closes the other end when it notices the cut
         assert "gloo" in waits.result(10)
         assert lives(ends)
         assert lives((with_that_port[1], with_that_port[0]))
@@ -91,7 +91,8 @@ def test_where_the_kernel_lists_nothing_those_are_cut_that_the_peers_have_opened
 
 
 def test_listeners_of_other_loops_are_not_gloos():
-    """As a zmq socket's, a store's or asyncio's, which another thread makes while a group forms."""
+    """The others are listeners of a zmq socket, a store or asyncio, which another thread creates while a group
+    forms."""
     before = set(sockets.listeners())
     ready, done = threading.Event(), threading.Event()
 
@@ -124,8 +125,9 @@ def test_a_store_is_cut_by_its_address_and_port():
         with far, ThreadPoolExecutor(1) as pool:
             waits = pool.submit(client.wait, ["never"], timedelta(seconds=60))
             assert sockets.cut_stores({("10.0.0.1", port)}) == 0
-            assert sockets.cut_stores(sockets.addresses("localhost", port)) >= 2  # two clients, or their other ends
-            assert isinstance(waits.exception(10), DistNetworkError)  # wherever in its question it was
+            # two clients, or the other ends of their connections
+            assert sockets.cut_stores(sockets.addresses("localhost", port)) >= 2
+            assert isinstance(waits.exception(10), DistNetworkError)  # at any step of its request
             assert lives((ours, far))
     del store, client
 

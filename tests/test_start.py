@@ -1,4 +1,4 @@
-"""Starting and ending ranks, each time afresh."""
+"""Starting and stopping ranks. Each test has a new session."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SPAWN = pytest.param({"DDP_NOTEBOOK_START_METHOD": "spawn"}, id="spawn", marks=p
 
 @pytest.mark.parametrize("env", [FORK, SPAWN])
 def test_both_start_paths(make_session, waiting_host_server, monkeypatch, tmp_path, env):
-    """The notebook's present environment, directory and module path; own stdin; own seeds. A fork is one of the host
-    server that waits, and knows the place and the variables of its own start."""
+    """Ranks have the notebook's present environment, directory and module path, and their own stdin and seeds. A fork
+    of the waiting host server has the directory and the variables of its own start."""
     waiting_host_server()
     for name, value in env.items():
         monkeypatch.setenv(name, value)
@@ -78,14 +78,14 @@ def test_who_asks_a_session_that_starts_is_told_so(make_session):
 
 @pytest.mark.long
 def test_a_host_server_that_waits_and_has_seen_another_variable_is_replaced(make_session):
-    """torch reads this one when it is imported."""
+    """torch reads this variable when it is imported."""
     session = make_session(1, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     assert session.run("str(dist.get_debug_level())")[0].result == "'DebugLevel.DETAIL'"
 
 
 @pytest.mark.long
 def test_where_engines_cannot_wait_the_controller_comes_with_them(make_session, tmp_path, monkeypatch):
-    """Another ipyparallel, whose registration is made of other parts."""
+    """The registration of another ipyparallel version has other parts."""
     (tmp_path / "sitecustomize.py").write_text(
         "from ipyparallel.engine.app import IPEngine\n"
         "complete = IPEngine.complete_registration\n"
@@ -148,7 +148,8 @@ def test_a_bad_option_starts_nothing(waiting_host_server):
 
 @pytest.mark.slow
 def test_a_torch_that_is_too_old_is_named(tmp_path, monkeypatch):
-    """Before anything of it is imported that it does not have. (A real one of 2.10 takes gigabytes.)"""
+    """The check is done before the import of parts that the old torch does not have. (A real torch 2.10 is gigabytes
+    large.)"""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("__version__ = '2.10.0+cu128'\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
@@ -186,12 +187,12 @@ sys.addaudithook(tell)
 
 @pytest.mark.long
 def test_no_variable_is_added_while_a_group_forms(make_session, monkeypatch, tmp_path):
-    """C code of the thread that connects reads the environment meanwhile, and would crash now and then."""
+    """C code in the connecting thread reads the environment at the same time, and would crash now and then."""
     seen = tmp_path / "seen"
     (tmp_path / "sitecustomize.py").write_text(_TELLS_ABOUT_NEW_VARIABLES.format(path=str(seen)))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     for name in ("TERM", "PAGER", "MPLBACKEND", "PYDEVD_DISABLE_FILE_VALIDATION", "PYDEVD_USE_FRAME_EVAL"):
-        monkeypatch.delenv(name, raising=False)  # some of those that an engine adds
+        monkeypatch.delenv(name, raising=False)  # some of the variables that an engine adds
 
     make_session(2, cold=True)
 
@@ -203,10 +204,8 @@ def test_no_variable_is_added_while_a_group_forms(make_session, monkeypatch, tmp
 @pytest.mark.long
 @pytest.mark.parametrize("more", ["", "x" * 100_000], ids=["", "before_it_was_told_all"])
 def test_a_rank_that_dies_while_starting_leaves_its_last_words(tmp_path, monkeypatch, more):
-    """A sitecustomize of the user's that breaks the rank: the spawned process ends before its first word.
-
-    Of a long environment a pipe holds only a part: then it ends while the host server still writes.
-    """
+    """A sitecustomize of the user breaks the rank: the spawned process ends before its first message. A pipe holds only
+    a part of a long environment. In this case the process ends while the host server still writes."""
     monkeypatch.setenv("MORE", more)
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
@@ -226,10 +225,10 @@ def test_a_start_that_takes_too_long_names_the_stage_and_the_rank(tmp_path, monk
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     monkeypatch.setenv("DDP_NOTEBOOK_START_METHOD", "spawn")
-    warm.drop()  # one of an earlier test knows torch already
+    warm.drop()  # the host server of an earlier test has imported torch already
     began_s = time.monotonic()
     waiting_host_server()
-    waiting_host().facts()  # a host server imports torch, and one that spawns is started anew: a stage too
+    waiting_host().facts()  # a host server imports torch, and one that spawns is started again; this takes time too
     timeout_s = 2.0 + 2 * (time.monotonic() - began_s)
     with pytest.raises(StartTimeoutError, match=r"waiting for the processes to say hello, and ranks 0-1 did not"):
         ddp_notebook.start(2, timeout_s=timeout_s)
@@ -250,7 +249,8 @@ def test_a_rank_that_is_killed_while_starting(make_session):
 
 @pytest.mark.long
 def test_a_new_group_on_a_new_store(make_session, monkeypatch):
-    """SIGKILL of the store: cells and group go on, and the next group gets a new store, if not at the first try."""
+    """After SIGKILL of the store, cells and the group still work. The next group gets a new store, if necessary at the
+    second try."""
 
     def fail(*_):
         raise HostError("no process left")
@@ -287,7 +287,7 @@ def test_the_host_server_dies_while_the_ranks_start(make_session):
 
 @pytest.mark.long
 def test_odd_surroundings_of_the_notebook(make_session, monkeypatch, tmp_path):
-    """Its directory was deleted, and its module path holds what is no text."""
+    """Its directory was deleted, and its module path has an entry that is not text."""
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -304,7 +304,7 @@ def test_a_rank_that_does_not_answer_the_interrupt_is_replaced_at_the_second(mak
     for when in (0.5, 3.0):
         threading.Timer(when, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt, match=r"rank 0 was killed by the second press of stop\n  rank 1 had"):
-        session.run("if rank == 0: sum(range(10**11))")  # in C, and with the interpreter's lock
+        session.run("if rank == 0: sum(range(10**11))")  # runs in C and holds the interpreter's lock
     shown = capsys.readouterr().err
     assert "not ended yet: rank 0: no answer: cell line 1, in one long call that lets no other thread run" in shown
     assert "s for the prompt, while the cell goes on there, or press stop again to replace it" in shown

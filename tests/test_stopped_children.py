@@ -1,4 +1,4 @@
-"""A stopped child process of a rank is named if the rank waits for it."""
+"""A report names a stopped child process for which a rank waits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from tests.faults.holding import held
 from tests.kernels import NotebookKernel, first_line_of_stderr
 
-pytestmark = pytest.mark.long  # `test_typed` has a worker of a DataLoader
+pytestmark = pytest.mark.long  # `test_typed` tests this with a worker of a DataLoader
 
 
 @pytest.fixture(scope="module")
 def ranks():
-    """Their card comes after a minute."""
+    """Start two ranks whose hang reports appear after a minute."""
     with closing(NotebookKernel()) as kernel:
         assert kernel.run("%load_ext ddp_notebook\n%ddp_start 2 --hang-after 60").status == "ok"
         yield kernel

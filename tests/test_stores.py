@@ -1,4 +1,4 @@
-"""The session's store: what torch and programs get from a client, and who is refused."""
+"""The session's store: the results that torch and programs get from a client, and the clients that are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def serve(listener, key=b""):
 
 @pytest.fixture(params=["unix", "tcp"])
 def place(request, tmp_path):
-    """Where a store listens, as on one machine and as between hosts."""
+    """Return the address of a store, once for one machine and once for several hosts."""
     if request.param == "unix":
         listener, at = protocol.listen_here(str(tmp_path))
         _, end = serve(listener)
@@ -70,7 +70,7 @@ def client(place):
 
 
 def outcomes(store):
-    """What programs see of a store, in the order of its methods."""
+    """Return the results of all methods of a store, as programs see them."""
     store.set("text", "abc")
     store.set("bytes", b"\x00\xff")
     store.append("text", "def")
@@ -109,7 +109,7 @@ def test_a_client_does_what_torchs_store_does(client, prefixes):
         client, torchs = PrefixStore(prefix, client), PrefixStore(prefix, torchs)
     assert outcomes(client) == outcomes(torchs)
     del torchs
-    gc.collect()  # the errors hold their frames, and these the store of torch's
+    gc.collect()  # the errors refer to their frames, and the frames refer to torch's store
 
 
 def test_ranks_meet_at_it(place):
@@ -145,7 +145,7 @@ def test_a_wait_holds_up_no_other_request_and_is_ended_by_a_cut(client):
     thread.join(5)
     assert time.monotonic() - began_s < 2
     assert "Failed to recv, got 0 bytes" in failures[0]
-    assert client.get("meanwhile") == b"1"  # by a new connection
+    assert client.get("meanwhile") == b"1"  # uses a new connection
 
 
 @pytest.mark.processes
@@ -172,7 +172,7 @@ def test_a_value_of_another_kind_is_no_number(client):
 
 @pytest.fixture
 def network():
-    """A store that listens on a network, and a list of its clients."""
+    """Yield the address of a store that listens on a network, and the list of its clients."""
     listener = socket.create_server(("127.0.0.1", 0))
     server, end = serve(listener, bytes.fromhex(KEY))
     yield StoreAddress(f"127.0.0.1:{listener.getsockname()[1]}", KEY), server
@@ -242,7 +242,7 @@ def test_a_value_that_is_altered_on_its_way_is_never_used(network, direction):
     sendall, receive = connection.socket, connection._receive
 
     class Altering:
-        """Between the two: replaces the address where it passes."""
+        """A socket between client and server that replaces the address in the request."""
 
         def __getattr__(self, name):
             return getattr(sendall, name)
@@ -300,7 +300,7 @@ def test_other_stores_keep_their_queues_and_keys():
 
 
 def test_the_tcpstore_of_programs_goes_on_after_a_stop_and_comes_back_after_its_end(make_session, capsys):
-    """Another session's programs would wait for it in C++, where no interrupt ends them."""
+    """Otherwise programs of the next session would wait in C++, where no interrupt ends them."""
     session = make_session(2)
     use = (
         "import os\n"

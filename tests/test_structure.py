@@ -12,24 +12,25 @@ import ddp_notebook
 PACKAGE = Path(ddp_notebook.__file__).parent
 ROOT = PACKAGE.parent
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.With, ast.IfExp, ast.comprehension, ast.match_case)
-KEYWORDS = re.compile(r"\b(?:if|elif|for|while|except|with|and|or|case)\b")  # each branch has one
+KEYWORDS = re.compile(r"\b(?:if|elif|for|while|except|with|and|or|case)\b")  # each branch has one of these keywords
 MOST_COMPLEX = 20
 
 
 def complexity(function: ast.AST) -> int:
-    """The cyclomatic complexity of a function, with the functions inside it."""
+    """Return the cyclomatic complexity of a function, with its inner functions."""
     nodes = list(ast.walk(function))
     branches = sum(isinstance(node, BRANCHES) for node in nodes)
     return 1 + branches + sum(len(node.values) - 1 for node in nodes if isinstance(node, ast.BoolOp))
 
 
 def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Every function and method, nested ones too."""
+    """Return all functions and methods, nested ones too."""
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def too_complex(source: str) -> Iterator[tuple[str, int]]:
-    """The functions above the limit, with their complexity. Those with few keywords are passed over, to save time."""
+    """Yield the functions above the limit with their complexity. Sources with few keywords are skipped, to save
+    time."""
     if len(KEYWORDS.findall(source)) < MOST_COMPLEX:
         return
     lines = source.splitlines()
@@ -76,17 +77,17 @@ def test_each_kind_of_branch_counts():
 
 
 def _names(node: ast.expr) -> str:
-    """Return the last part of a name: of `a.b.C[int]` it is "C"."""
+    """Return the last part of a name: for `a.b.C[int]` this is "C"."""
     if isinstance(node, ast.Subscript):
         return _names(node.value)
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def without_super_init(sources: Mapping[str, str]) -> set[str]:
-    """Return classes whose `__init__` does not call the `__init__` of a base that has one.
+    """Return classes whose `__init__` does not call the `__init__` of a base class that has one.
 
     Args:
-        sources: by module.
+        sources: The source text by module name.
     """
     classes: dict[tuple[str, str], ast.ClassDef] = {}
     imported: dict[tuple[str, str], tuple[str, str]] = {}
@@ -118,7 +119,7 @@ def without_super_init(sources: Mapping[str, str]) -> set[str]:
 
 @pytest.mark.slow
 def test_no_class_inherits_from_another_without_calling_its_init():
-    """Such a class lacks attributes that inherited methods read."""
+    """Such an object lacks attributes that inherited methods read."""
     example = """
 class A:
     def __init__(self): self.a = 1
@@ -140,7 +141,7 @@ class D(B):
 
 
 def chosen_by_name(tree: ast.AST) -> Iterator[int]:
-    """Yield the lines that choose an own method by a text which is put together there."""
+    """Yield the lines that select a method of `self` by a name from an f-string."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _names(node.func) == "getattr"]
     for call in calls:
         if _names(call.args[0]) == "self" and isinstance(call.args[1], ast.JoinedStr):

@@ -1,4 +1,4 @@
-"""Hosts side by side: what is found not to fit, and how it is shown."""
+"""The facts of several hosts: the misfits that are found, and how they are displayed."""
 
 from __future__ import annotations
 
@@ -185,8 +185,9 @@ def test_one_machine_is_checked_and_nothing_starts(waiting_host_server, capsys):
 
 @pytest.mark.long
 def test_what_was_mended_on_a_host_is_seen(tmp_path, monkeypatch):
-    """In a notebook host servers wait for the next start: not those that have imported what does not fit."""
-    command = tmp_path / "ssh"  # which runs here what another one would run there
+    """In a notebook, host servers wait for the next start. A host server that has imported a wrong version must not be
+    kept."""
+    command = tmp_path / "ssh"  # runs the remote command on this machine
     command.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
     command.chmod(0o755)
     monkeypatch.setenv("DDP_NOTEBOOK_SSH", str(command))

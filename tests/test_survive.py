@@ -1,4 +1,4 @@
-"""Training that goes on when a rank dies: it ends as if none had died, to the last bit."""
+"""Training that continues after the death of a rank: the result is the same as without a death, to the last bit."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ tensors = [*model.parameters(), *model.buffers(), *(v for s in optimizer.state.v
 
 
 def run(session, steps: int, first: str = "pass", last: str = "pass", *, quiet: bool = True) -> list[str]:
-    """What a training leaves on each rank."""
+    """Run a training and return its final state on each rank."""
     session.run(SETUP, quiet=True)
     session.run(LOOP.format(steps=steps, first=first, last=last), quiet=quiet, timeout_s=240)
     result = session.run(STATE, quiet=True)
@@ -72,7 +72,7 @@ def undisturbed(session) -> list[str]:
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("where", ["first", "last"])
 def test_a_rank_that_dies_in_a_step(session, undisturbed, tmp_path, capsys, victim, where):
-    """At its beginning nobody has the step, and at its end others may have begun the next one."""
+    """At the beginning of the step no rank has done it. At its end other ranks may have begun the next step."""
     others = [pid for rank, pid in enumerate(session.ranks.pids()) if rank != victim]
     die = f"if int(step) == 11 and rank == {victim}: die_once({str(tmp_path / 'died')!r})"
     assert run(session, 20, **{where: die}, quiet=False) == undisturbed
@@ -121,7 +121,7 @@ def test_a_model_that_is_made_in_a_function_and_the_second_of_two_loops(session,
 
 
 def test_a_model_that_was_trained_before(session, tmp_path):
-    """torch says which buckets a reducer has in its first ten steps, and then in each hundredth."""
+    """torch records the buckets of a reducer only in its first ten steps, and then in every hundredth."""
     session.run(SETUP, quiet=True)
     session.run(LOOP.format(steps=15, first="pass", last="pass"), quiet=True, timeout_s=60)
     die = f"if int(step) == 3 and rank == 1: die_once({str(tmp_path / 'died')!r})"
@@ -151,7 +151,7 @@ def test_a_death_outside_of_the_loop_ends_the_cell(session):
 
 
 def test_bytes_that_another_process_has_sent_are_not_read(session):
-    """Rank 0 behaves as a process that has taken its place in gloo, and does not know the key of the ring."""
+    """Rank 0 acts as a process that has taken its place in gloo but does not know the key of the ring."""
     code = """
 from ddp_notebook.rank.survive import survival
 ring = survival.current().make_ring()
@@ -199,7 +199,7 @@ def test_what_cannot_be(session, arguments, words):
 
 
 def test_a_cell_that_does_not_run_on_all_ranks(session):
-    """After a death a cell runs on the remaining ranks. The loop would wait for the missing one without end."""
+    """After a death a cell runs on the remaining ranks. The loop would wait for the missing rank without end."""
     session.run(SETUP, quiet=True)
     words = "survive() needs all 2 ranks, and this cell does not run on rank 1; %ddp_heal replaces dead ranks"
     with pytest.raises(RankError, match=re.escape(words)):
@@ -279,7 +279,8 @@ def test_training_goes_on_with_fewer_ranks(make_session_alone, capsys, tmp_path,
     first, second = (ast.literal_eval(result[rank].result) for rank in (0, 1))
     assert [first[0], second[0]] == stayed and [first[1], second[1]] == [0, 1]
     assert first[2:7] == second[2:7] and first[2:6] == (2, 2, 2, [3, 3, 2, 2, 2])
-    # Two steps of three ranks have had 12 of the 24 samples; the others come once, those of the dead rank's too.
+    # Two steps of three ranks have had 12 of the 24 samples. Each other sample is used once, also those of the dead
+    # rank.
     assert sorted(sample for batch in first[7][2:] + second[7][2:] for sample in batch) == list(range(12, 24))
 
 
@@ -317,7 +318,7 @@ values, errors
 
 
 def test_a_rank_dies_that_has_half_of_a_message(make_session_alone, tmp_path):
-    """gloo does not end that send, so we do, with words of our own, which are known as those of a loss."""
+    """gloo does not end that send. The package cuts the connection, and its error counts as the loss of a rank."""
     session = make_session_alone(2)
     result = session.run(HALF_SENT.format(folder=str(tmp_path)), timeout_s=60, quiet=True)
     assert ast.literal_eval(result[0].result) == ([0, 1, 2], ["the connection of this operation was cut"])
@@ -330,7 +331,8 @@ def test_one_rank_is_left_of_three(make_session_alone, capsys, tmp_path):
     said = capsys.readouterr().err
     assert re.search(r"1 rank instead of [23] (\(now rank 1 is rank 0\) )?does step 2 again", said), said
     assert "loader goes over 1 rank now: with batches of 2 a step has 2 samples, and had 6" in said
-    assert "a step has 1/3 of the samples that it had, if each rank's batch stays as large" in said  # of the sampler's
+    # the rows of the sampler
+    assert "a step has 1/3 of the samples that it had, if each rank's batch stays as large" in said
     result = session.run("was, len(rows), sizes[-1], int(after)", quiet=True)
     assert result.ranks == [0] and result[0].result == "(1, 5, 1, 1)"
     assert session.ranks.resize(2)[0] == "2 ranks now: rank 1 is new"
@@ -341,7 +343,7 @@ def killing(session, kills: int, steps: int, seed: int, *, comers: bool = False)
     """Kill ranks at random moments of that many steps, each while it can be replaced.
 
     Args:
-        comers: kill processes that come for them too, at any moment of their way into the loop.
+        comers: Whether to kill new processes too, at any moment before they are in the loop.
     """
     rng, over, killed = random.Random(seed), threading.Event(), []
     survival = session._parts.hooks.features["survive"]
@@ -363,7 +365,7 @@ def killing(session, kills: int, steps: int, seed: int, *, comers: bool = False)
                 if over.wait(rng.choice([0.0, 0.02, 0.1]) * rng.random()):
                     return
                 if can_be_replaced():
-                    break  # it has come
+                    break  # the new rank is in the loop
                 strike(rank)
 
     def strike(rank: int) -> None:

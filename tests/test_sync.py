@@ -1,4 +1,4 @@
-"""Which files of a folder are sent to hosts, what is done about each, and how a host takes them."""
+"""Synchronization of a folder: the selected files, the action for each file, and how a host writes them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from ddp_notebook.records.marker import MARK
 
 
 def make(folder, *paths, **texts):
-    """Files of a folder; those of `texts` with this content."""
+    """Write files into a folder. `texts` gives the content; for `paths` the content is the path."""
     for path in paths:
         texts.setdefault(path, path)
     for path, text in texts.items():
@@ -99,7 +99,7 @@ def test_a_repository_within_has_its_own_rules(tmp_path):
     assert names(tmp_path) == ["a.py", "within/.gitignore", "within/b.py"]
     git(tmp_path / "within", "add", ".")
     git(tmp_path / "within", "commit", "--quiet", "--message", "b")
-    git(tmp_path, "-c", "advice.addEmbeddedRepo=false", "add", ".")  # as a submodule is
+    git(tmp_path, "-c", "advice.addEmbeddedRepo=false", "add", ".")  # like a submodule
     assert names(tmp_path) == ["a.py", "within/.gitignore", "within/b.py"]
 
 
@@ -245,7 +245,7 @@ LINK = SyncEntry(path="a", size=0, mtime_ns=OLD, mode=0, link="b")
     [
         (FILE, None),
         (FILE, FoundFile("file", 4, OLD - 1, 0o644)),
-        (FILE, FoundFile("file", 3, OLD, 0o755)),  # no more to be executed
+        (FILE, FoundFile("file", 3, OLD, 0o755)),  # only the mode differs: the new file is not executable
         (FILE, FoundFile("link", 1, OLD, 0o777, "b")),
         (LINK, None),
         (LINK, FoundFile("link", 1, OLD, 0o777, "c")),
@@ -405,7 +405,7 @@ def test_a_folder_at_home_that_has_other_files_is_not_taken(files, tmp_path, mon
 
     refused = FolderReply(folder=str(home / "folder"), is_of="")
     assert settle("folder") == refused
-    (home / "folder" / NOTE).write_text("\n")  # its user says that it is meant
+    (home / "folder" / NOTE).write_text("\n")  # the user allows the existing folder
     assert settle("folder").is_of is None and settle("folder").is_of is None
     assert settle("sub/folder") == replace(refused, is_of=str(tmp_path / "file/folder")), "which has the same name"
     assert settle("empty").is_of is None
@@ -428,7 +428,7 @@ def test_links_to_folders_are_not_followed(files, tmp_path):
 @pytest.mark.processes
 def test_the_folder_of_the_start_is_meant_wherever_the_notebook_goes(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
-    monkeypatch.setenv("DDP_NOTEBOOK_SSH", "false")  # no host is reached
+    monkeypatch.setenv("DDP_NOTEBOOK_SSH", "false")  # the test needs no host
     monkeypatch.chdir(tmp_path)
     hosts = DirectHosts(StartOptions(hosts=Ssh("one", sync=".")))
     try:

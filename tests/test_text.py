@@ -1,4 +1,4 @@
-"""A rank's pipe, cut into the text of each cell."""
+"""The output pipe of a rank, split into the text of each cell."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ddp_notebook.messages.ranks import Display
 from ddp_notebook.wire.marks import CellEnd, DisplayMark, since_last_cell
 from ddp_notebook.wire.text import Ordered, Piece, TextSplitter
 
-TOKEN = "0123456789abcdef"  # as long as a session's
+TOKEN = "0123456789abcdef"  # as long as the token of a session
 
 
 def mark(token: str, cell: int, duration_us: int | None = None) -> bytes:
@@ -18,7 +18,7 @@ def display_mark(token: str, place: int) -> bytes:
 
 
 def split(*reads: bytes) -> list[Piece]:
-    """What a splitter makes of these reads; neighbouring texts joined, since reads are cut by chance."""
+    """Return the pieces for these reads. Neighbouring texts are joined, because reads end at random places."""
     splitter = TextSplitter(TOKEN)
     joined: list[Piece] = []
     for read in reads:
@@ -31,7 +31,7 @@ def split(*reads: bytes) -> list[Piece]:
 
 
 def assert_split(stream: bytes, expected: list[Piece]) -> None:
-    """However the stream is cut in two, and byte by byte."""
+    """Split the stream in two at each byte, and byte by byte: the result is the same."""
     for at in range(len(stream) + 1):
         assert split(stream[:at], stream[at:]) == expected, f"cut before byte {at}"
     assert split(*(bytes([byte]) for byte in stream)) == expected
@@ -66,7 +66,7 @@ def test_text_waits_for_the_display_before_it_and_a_display_for_its_place():
 
 
 def test_text_waits_once_for_a_display_whose_mark_was_written_twice():
-    """An interrupt between the mark and the note that it was written has it written again."""
+    """If an interrupt arrives between the mark and the note that it was written, the mark is written again."""
     ordered = Ordered()
     assert list(ordered.arrived(shown(1))) == []
     assert list(ordered.add(1, DisplayMark(1))) == [(1, shown(1))]

@@ -1,4 +1,4 @@
-"""Cells that IPython leaves as they are, and does not see."""
+"""Cells that IPython does not change skip its transformers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_ipython_would_leave_all_that_is_left(shell):
             left += 1
             try:
                 changed = shell.transform_cell(code)
-            except IndentationError:  # Python says so of the cell itself
+            except IndentationError:  # Python reports the error when it compiles the cell
                 continue
             assert changed == (code if code[-1] == "\n" else f"{code}\n")
     assert left > 3_000

@@ -1,4 +1,4 @@
-"""Who has the ranks: one after the other, in the order in which they came."""
+"""The run queue: cells run on the ranks one after another, in the order of their slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tutorial code, pasted into cells: what is written for scripts that start their own processes runs on the ranks.
+"""Tutorial code in cells: code for scripts that start their own processes runs on the ranks.
 
 The blocks have the shape of https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html and of the tutorial on
 DistributedDataParallel.
@@ -60,7 +60,7 @@ def cell(code: str) -> str:
 
 
 def texts(session, code: str) -> list[str]:
-    """What the ranks printed."""
+    """Return the printed text of each rank."""
     result = session.run(cell(code))
     assert [result[rank].stderr for rank in result.ranks] == ["", ""]
     return [result[rank].stdout.strip() for rank in result.ranks]
@@ -68,14 +68,14 @@ def texts(session, code: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def session(session):
-    """With the helper process of `multiprocessing` that the first spawn starts, and that lives as long as its rank."""
+    """The first spawn starts a helper process of `multiprocessing`, which lives as long as its rank."""
     session.run("from multiprocessing import resource_tracker; resource_tracker.ensure_running()")
     return session
 
 
 @pytest.fixture(autouse=True)
 def _group_and_names(session):
-    """A test may leave the ranks without a group, and tutorials use `rank` and `world_size` for other things."""
+    """A test may leave the ranks without a group, and tutorials use the names `rank` and `world_size` differently."""
     yield
     session.run(
         "import multiprocessing, os\nif not dist.is_initialized(): dist.init_process_group()\n"
@@ -168,7 +168,7 @@ def test_a_refused_call_changes_nothing(session, is_formed):
 
 
 def test_a_refused_group_takes_no_other_groups_place_among_those_that_are_kept(session):
-    """Destroyed groups live on for a while; what is no group does not."""
+    """Destroyed groups are kept for a while. An object that is not a group must not be kept."""
     session.run("pairs = [dist.new_group([0, 1]) for _ in range(3)]\nfor one in pairs: dist.destroy_process_group(one)")
     kept = "from ddp_notebook.rank.group.deferred_destroy import _ended; print(len(_ended), _ended[-1][0] is pairs[-1])"
     before = texts(session, kept)
@@ -188,7 +188,7 @@ def test_another_size_is_an_error_that_says_what_there_is(session, prepare):
 
 
 def test_a_smaller_size_is_an_error_that_says_how_some_ranks_make_a_group(session):
-    """As where two of four ranks train and the others serve them over RPC."""
+    """An example is a program in which two of four ranks train and the others serve them over RPC."""
     with pytest.raises(RankError) as caught:
         session.run("if rank == 0: dist.init_process_group('gloo', rank=rank, world_size=1)")
     assert str(caught.value) == (
@@ -269,7 +269,8 @@ def test_a_rank_that_was_alone_finds_the_others_again(session, by):
     [("init_process_group", "_new_process_group_helper"), ("destroy_process_group", "_unregister_all_process_groups")],
 )
 def test_a_rank_that_is_stopped_within_finds_the_others_again(session, function, within, by):
-    """A stop may come at any line of torch's, and once more behind it. Ranks meet under the number of a group."""
+    """A stop can come at any line of torch's function, and again after it. The number of a group selects its
+    rendezvous."""
     alone = "" if function == "init_process_group" else "else: dist.destroy_process_group()"
     before = "" if alone else "dist.destroy_process_group()\n"
     session.run(
@@ -286,7 +287,7 @@ def test_a_rank_that_is_stopped_within_finds_the_others_again(session, function,
 
 
 def test_a_device_mesh_forms_the_sessions_group_too(session):
-    """torch's own code has copies of the function."""
+    """torch's own modules have references to the function."""
     session.run(
         "import os; os.environ['MASTER_PORT'] = '29500'\ndist.destroy_process_group()\n"
         "mesh = dist.init_device_mesh('cpu', (2,))"
@@ -295,7 +296,7 @@ def test_a_device_mesh_forms_the_sessions_group_too(session):
 
 
 def test_a_group_at_a_store_of_the_cells_own(session):
-    """For example the fake backend, which stands for any number of ranks."""
+    """An example is the fake backend, which simulates any number of ranks."""
     session.run(
         "from torch.testing._internal.distributed.fake_pg import FakeStore\ndist.destroy_process_group()\n"
         "dist.init_process_group('fake', store=FakeStore(), rank=3, world_size=64)"
@@ -317,7 +318,7 @@ step(); step()
 @pytest.mark.parametrize(
     "then",
     [
-        "if rank: raise ValueError('a mistake')\ndist.init_process_group()",  # behind `destroy_process_group`
+        "if rank: raise ValueError('a mistake')\ndist.init_process_group()",  # after `destroy_process_group`
         "dist.init_process_group(); dist.barrier()\nif rank: raise ValueError('a mistake')\ndist.barrier()",
     ],
 )
@@ -345,9 +346,10 @@ def test_a_model_goes_on_where_one_rank_has_destroyed_the_group(session, capsys)
 @pytest.mark.parametrize(
     "own",
     [
-        "'fake', store=FakeStore(), rank=3, world_size=64",  # what has no connections
-        "'gloo', store=dist.HashStore(), rank=0, world_size=1",  # where a new rank would find nobody
-        "'gloo', store=dist.PrefixStore('own', store), rank=1 - rank, world_size=2",  # where it would be two
+        "'fake', store=FakeStore(), rank=3, world_size=64",  # has no connections
+        "'gloo', store=dist.HashStore(), rank=0, world_size=1",  # a new rank would not find the other ranks
+        # the rank number would be ambiguous
+        "'gloo', store=dist.PrefixStore('own', store), rank=1 - rank, world_size=2",
     ],
 )
 def test_forming_anew_leaves_a_group_of_the_cells_own_for_the_sessions(session, own):
@@ -554,7 +556,7 @@ def test_setup_and_cleanup_of_the_ddp_tutorial_again_and_again(session):
     demo_basic(rank, world_size)
     """
     assert texts(session, blocks) == [_EXISTS] * 2
-    for _ in range(20):  # torch by itself hangs in one of the first
+    for _ in range(20):  # torch itself hangs in one of the first repetitions
         assert texts(session, blocks) == [""] * 2
 
 
@@ -570,7 +572,8 @@ def test_a_cells_function_is_not_spawned(session):
         "already: call init_process(dist.get_rank(), ...) in the cell, and every rank runs it. For other child "
         "processes use the start method fork, mp.set_start_method('fork'), or put init_process in a module (ranks 0-1)"
     )
-    with pytest.raises(RankError, match="init_process was defined in a cell"):  # and not: context has been set
+    # not the error that the context has already been set
+    with pytest.raises(RankError, match="init_process was defined in a cell"):
         session.run(cell(_MAIN.format(start_method='mp.set_start_method("spawn")')))
     assert session.run("init_process(dist.get_rank(), size, run)").ok
 
@@ -602,12 +605,12 @@ def test_a_cells_dataset_is_not_sent_to_spawned_workers(session):
 
 
 def test_nobody_types_on_a_rank(session):
-    """Lightning takes a process with `sys.ps1` for one that cannot be a rank."""
+    """Lightning treats a process with `sys.ps1` as interactive, and does not use it as a rank."""
     assert texts(session, "import sys; print(hasattr(sys, 'ps1'))") == ["False"] * 2
 
 
 def test_a_forked_child_can_be_ended(session):
-    """The engine's handler of SIGTERM is not the child's."""
+    """The child does not use the engine's handler of SIGTERM."""
     code = """
     import multiprocessing, time
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
@@ -618,7 +621,8 @@ def test_a_forked_child_can_be_ended(session):
 
 
 def test_an_operation_of_a_forked_child_is_an_error(session):
-    """Without gloo's threads the child would wait for ever. It knows its rank, as loaders' workers may want to."""
+    """gloo's threads do not exist in the child, so it would wait without end. It knows its rank, which workers of
+    loaders may need."""
     code = """
     import multiprocessing
     def child(queue):
@@ -647,7 +651,7 @@ def test_a_forked_child_cannot_use_the_group(session):
 
 
 def test_child_processes_of_a_rank_work(session, tmp_path):
-    """Forked with a cell's functions, spawned with those of a module."""
+    """Forked children run functions of a cell, and spawned children run those of a module."""
     (tmp_path / "in_a_module.py").write_text("def square(i):\n    print(i * i, flush=True)\n    return i * i\n")
     code = f"""
     import sys; sys.path.insert(0, {os.fspath(tmp_path)!r})
@@ -681,8 +685,8 @@ def test_child_processes_of_a_rank_work(session, tmp_path):
 
 @pytest.mark.long
 def test_spawned_children_may_form_a_group_of_their_own(session, tmp_path):
-    """As the tutorial does, with its functions in a module. The group is destroyed: without that torch itself aborts at
-    the exit of one in some 50 such processes on a busy machine (counted without anything of ours)."""
+    """The functions are in a module, as in the tutorial. The group is destroyed. Otherwise torch itself aborts at the
+    exit of one in about 50 such processes on a busy machine (counted without this package)."""
     reduces = "    dist.all_reduce(t := torch.ones(1))\n    print(t, flush=True)\n    dist.destroy_process_group()\n"
     (tmp_path / "script.py").write_text(_INIT + reduces)
     with socket.socket() as free:
@@ -713,7 +717,7 @@ def test_what_is_replaced_keeps_its_signature_and_help(session):
 
 @pytest.mark.parametrize("hook_s", [0, 0.1])
 def test_an_interrupt_that_comes_while_a_rank_forks_comes_behind_the_fork(session, hook_s):
-    """Raised in a hook of the fork it would be printed and lost."""
+    """If it were raised in a hook of the fork, Python would print it and drop it."""
     code = """
 import os, signal, time
 from ddp_notebook.rank.cell.signal_handlers import threading

@@ -1,4 +1,4 @@
-"""Inputs that users of Jupyter and torch type often: each works, or a sentence names the alternative."""
+"""Inputs that users of Jupyter and torch often type: each works, or a sentence names the alternative."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ranks(kernel):
 
 @pytest.fixture
 def script(tmp_path) -> Path:
-    """A script that needs a rank, as torchrun gives it."""
+    """Write a script that must run as a rank, as under torchrun."""
     path = tmp_path / "train.py"
     path.write_text(_SCRIPT)
     return path
@@ -66,7 +66,7 @@ def test_pdb_on_and_a_failed_cell(ranks):
 
 @pytest.mark.long
 def test_debug_after_an_error_of_the_notebooks_own(ranks):
-    """And after one that a function of the user has called for: its variables are in the notebook."""
+    """It also works after an error in a function of the user: its variables are in the notebook."""
     for code in ("def f(a): return a / 0\nf(1)", "def f(a): ddp_notebook.current().run('1 / 0')\nf(1)"):
         assert ranks.run(f"import ddp_notebook\n{code}").status == "error"
         ranks.client.allow_stdin = True
@@ -94,7 +94,7 @@ dist.all_reduce(torch.ones(1))
 
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory) -> Path:
-    """A script that fails on rank 1, while rank 0 waits for it."""
+    """Write a script that fails on rank 1 while rank 0 waits for it."""
     path = tmp_path_factory.mktemp("scripts") / "failing.py"
     path.write_text(_FAILS_ON_1)
     path.with_suffix(".ipy").write_text(_FAILS_ON_1)
@@ -128,7 +128,7 @@ def test_an_error_under_a_magic_ends_the_cell_on_all_ranks(ranks, failing, cell)
     assert "after it" not in reply.stdout and time.monotonic() - began_s < 10
     text = reply.traceback
     assert text.count("in check()") == 1 and "execution.py" not in text, text
-    assert "ValueError" not in reply.stdout + reply.stderr  # it is shown once
+    assert "ValueError" not in reply.stdout + reply.stderr  # the error is shown once
     if cell.startswith("%%capture kept\nprint"):
         assert ranks.run("%on_all_ranks kept.stdout").stdout == "[0-1] 'before\\n'\n"
 
@@ -252,7 +252,7 @@ def test_the_program_of_a_command(command, expected):
 
 
 def _wait_for_card(kernel, timeout_s: float = 20.0, has: str = "") -> str:
-    """Return the text of the first card that has these words."""
+    """Return the text of the first hang report that contains `has`."""
     until = time.monotonic() + timeout_s
     while True:
         message = kernel.client.get_iopub_msg(timeout=max(0.01, until - time.monotonic()))
@@ -331,7 +331,7 @@ def test_a_rank_that_others_wait_for_is_named_with_its_child(ranks):
 
 @pytest.fixture
 def wheel(tmp_path) -> Path:
-    """A package that can be installed without a network."""
+    """Write a package that can be installed without a network."""
     path = tmp_path / "tiny_of_test-1.0-py3-none-any.whl"
     about = "tiny_of_test-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
@@ -401,7 +401,7 @@ def test_the_only_rank_of_a_host_locks_the_environment_for_an_installation(tmp_p
 
 
 def test_installations_in_a_shell_cell_run_one_after_another(ranks, tmp_path):
-    """`pip` is a function of the cell, which notes when it begins and ends."""
+    """`pip` is a function of the cell, which logs its begin and end."""
     log = tmp_path / "log"
     reply = ranks.run(
         f"%%on_all_ranks\n%%bash\npip() {{ echo begin >> {log}; sleep 0.5; echo end >> {log}; }}\npip install x",
@@ -438,7 +438,7 @@ def test_a_script_of_ranks_that_runs_in_the_notebook(ranks, script):
         f"RANK is set on ranks only, and %run has run train.py in the notebook: %on_all_ranks %run {script} --epochs 2 "
         f"runs it on the ranks, and %ddp_torchrun {script} --epochs 2 by torchrun\n"
     )
-    reply = ranks.run(f"run {script}")  # automagic
+    reply = ranks.run(f"run {script}")  # without `%`: automagic
     assert reply.stderr.startswith("RANK is set on ranks only, and %run has run train.py in the notebook: "), reply
     assert ranks.run("print('fine')").stderr == ""
     reply = ranks.run("import os\nos.environ['WORLD_SIZE']")

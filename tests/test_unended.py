@@ -1,4 +1,4 @@
-"""While a cell has not ended on some ranks, the others can be used, and what ends it without loss comes first."""
+"""While a cell has not ended on some ranks, the others can be used. Ways to end it without loss are tried first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddp_notebook.run.cells.interrupt import ONE_PRESS_S
 from tests.conftest import wait_until
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
-# rank 1 ends at the second interrupt only
+# rank 1 ends only at the second interrupt
 STUBBORN = """
 import time
 kept = rank
@@ -106,9 +106,9 @@ def test_a_cell_of_another_thread_loses_variables_only_on_demand(session):
     rank_1 = psutil.Process(pids[1])
     used_s = rank_1.cpu_times().user
     future = session.submit(DEAF)
-    # It is in its call: before that an interrupt would end it.
+    # The rank is inside the call: before it, an interrupt would end the cell.
     wait_until(lambda: session._cells.busy == [1] and rank_1.cpu_times().user > used_s + 0.2)
-    for _ in range(2):  # the second one comes later than presses that count as one
+    for _ in range(2):  # after the time in which two presses count as one
         assert session.interrupt()[0].startswith("rank 1 has not ended yet: no answer")
         time.sleep(ONE_PRESS_S)
     assert session.ranks.pids() == pids
@@ -129,7 +129,7 @@ def test_a_cell_that_ends_by_itself_after_all(session):
 
 
 def test_a_cell_of_another_thread(session):
-    """It is ended as by the stop button; a wait for the turn behind it ends at a press, in words of its own."""
+    """The cell ends as after the stop button. A press ends the wait in the run queue, with a different message."""
     future = session.submit("import time; time.sleep(60)")
     wait_until(lambda: session._cells.watched is not None)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -155,8 +155,9 @@ def test_the_views_stop_button_ends_a_cell_of_another_thread(session):
 
 
 def test_cells_that_wait_behind_the_one_that_is_ended(session, monkeypatch):
-    """They begin; nobody waits for them to end."""
-    monkeypatch.setattr(abandoned_cells, "_END_S", 10.0)  # a busy machine needs longer, and the time is not tested here
+    """They start when the cell has ended, and `interrupt` does not wait for their end."""
+    # a busy machine needs longer, and the limit is not tested here
+    monkeypatch.setattr(abandoned_cells, "_END_S", 10.0)
     futures = [session.submit("import time; time.sleep(60)") for _ in range(2)]
     for ended, job in enumerate(futures, 1):
         wait_until(lambda: session._cells.watched is not None)
@@ -171,7 +172,7 @@ def test_cells_that_wait_behind_the_one_that_is_ended(session, monkeypatch):
 
 
 def test_the_message_alone_ends_what_no_signal_of_python_ends(session):
-    """The signals may have come before the cell began: then this rank has heard nothing else."""
+    """The signals may have arrived before the cell began. Then only the message ends the cell."""
     future = session.submit("kept = 7\ndist.recv(torch.ones(1), 1)", ranks=0)
     wait_until(lambda: session._cells.watched is not None)
     run = session._cells.under_way
@@ -182,7 +183,7 @@ def test_the_message_alone_ends_what_no_signal_of_python_ends(session):
     assert session.run(f"{SUM}, 'kept' in globals()")[0].result == "(3, True)"
 
 
-# The rank sends itself what the host server would.
+# The rank sends itself the signals that the host server would send.
 INTERRUPTED_IN_ITS_BEGIN = """
 import gc, os
 from ddp_notebook.rank.cell.runner import Runner
@@ -239,7 +240,7 @@ def interrupt_in_a_hook():
         "interrupt_at_the_end_of(runner._tracebacks, 'begin')",
         "interrupt_at_the_end_of_the_last_hook()",
         "interrupt_at_the_end_of(runner._shell, 'transform_cell')",
-        "interrupt_in_a_hook()",  # IPython prints what it raises, and would go on with the cell
+        "interrupt_in_a_hook()",  # IPython prints an error of a hook and then runs the cell
         "interrupt_at_the_end_of(runner._shell.history_manager, 'store_inputs')",
         "interrupt_at_the_end_of(runner._shell.compile, 'cache')",
     ],

@@ -1,4 +1,4 @@
-"""Times, sizes, shares and values are written alike in Python and in the browser: both read these examples."""
+"""Times, sizes, shares and values have the same text in Python and in the browser: both read these examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations whose message is half on its way when the peer dies: gloo tells them nothing, see
+"""Operations whose message is partly sent when the peer dies. gloo does not end them, see
 `ddp_notebook/rank/group/connections/stuck_waits.py`."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values between the notebook and its ranks."""
+"""Values between the notebook process and its ranks."""
 
 from __future__ import annotations
 
@@ -150,13 +150,13 @@ def test_what_cannot_be_plotted(values, words):
     ],
     ids=str,
 )
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11 says so once, to whoever makes one
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11 warns once, at the first sparse tensor
 def test_a_tensor_survives(tensor):
     came = unpickled(bytearray(b"".join(join(pickled(tensor)))))
     assert type(came) is type(tensor) and came.dtype == tensor.dtype and came.shape == tensor.shape
     assert came.requires_grad == tensor.requires_grad
     assert came.to_dense().tolist() == tensor.to_dense().tolist()
-    came.detach().zero_() if not came.is_sparse else None  # what has come can be written to
+    came.detach().zero_() if not came.is_sparse else None  # a received tensor is writable
 
 
 def test_of_a_view_only_its_part_is_sent():
@@ -187,7 +187,7 @@ def test_a_value_is_weighed_without_being_copied():
         def __init__(self, inside) -> None:
             self.inside = inside
 
-    tensor = torch.zeros(1, 1).expand(1000, 1_000_000)  # 4 GB that are not there
+    tensor = torch.zeros(1, 1).expand(1000, 1_000_000)  # 4 GB without memory
     assert 8e9 < bulk.weigh([Holder(tensor), np.broadcast_to(np.float32(0), (1000, 1_000_000))]) < 8.001e9
     assert bulk.weigh([tensor, tensor]) < 4.001e9, "it would be sent once"
     assert 1000 < bulk.weigh(b"x" * 1000) < 1100
@@ -329,7 +329,7 @@ ON_RANK = "from ddp_notebook.rank.engine import RankEngine\nfrom ddp_notebook.wi
 
 @contextmanager
 def counted(monkeypatch):
-    """Count the transfers over the wire: `fetch` and `put`."""
+    """Record the transfers over the network: `fetch` and `put`."""
     moves: list[str] = []
     with monkeypatch.context() as patch:
         for what in ("fetch", "put"):
@@ -369,7 +369,7 @@ def test_without_shared_memory_values_go_over_the_wire(session, monkeypatch, whe
         with counted(monkeypatch) as moves:
             there = session.pull("there")
             session.push(again=there)
-        # The limit is on what a rank writes, so it still opens what the notebook has written.
+        # The limit applies to files that a rank writes, so the rank still opens files of the notebook process.
         expected = {"the notebook": ["fetch"] * 2 + ["put"] * 2, "a rank": ["fetch", "put"]}.get(where, ["fetch"])
         assert moves == expected
         assert session.run("torch.equal(again, there)")[1].result == "True"
@@ -461,7 +461,7 @@ def test_a_rank_does_not_answer_for_another(session):
 
 @contextmanager
 def interrupted_in(monkeypatch, what: str):
-    """Press the stop button once a transfer is under way."""
+    """Interrupt a transfer at its start."""
     move = getattr(bulk.BulkFetcher, what)
 
     def pressed(self, *args, **kwargs):
@@ -480,7 +480,7 @@ def held(session) -> list[str | None]:
 
 @pytest.mark.parametrize("what", ["fetch", "put"])
 def test_an_interrupted_transfer_leaves_nothing(session, monkeypatch, what):
-    monkeypatch.setattr(memory, "IS_POSSIBLE", False)  # else nothing is left to interrupt
+    monkeypatch.setattr(memory, "IS_POSSIBLE", False)  # otherwise there is no transfer to interrupt
     session.run("from ddp_notebook.rank.engine import RankEngine\nlarge = torch.zeros(5_000_000)")
     with interrupted_in(monkeypatch, what):
         if what == "fetch":
@@ -494,7 +494,7 @@ def test_an_interrupted_transfer_leaves_nothing(session, monkeypatch, what):
 
 
 def test_an_answer_that_comes_after_the_interrupt_is_dropped(session):
-    """The ranks make the pickle when nobody waits for it any more."""
+    """The ranks pickle the value after the caller has stopped waiting."""
     session.run(
         "from ddp_notebook.rank.engine import RankEngine\nimport time\nclass Slow:\n"
         "    def __getstate__(self): time.sleep(0.5); return {'x': torch.zeros(1_000_000)}\nslow = Slow()"
@@ -521,7 +521,7 @@ def test_a_cell_that_pulls_in_a_thread(session):
 
 @pytest.fixture(scope="module")
 def ranks(kernel):
-    """A kernel with two ranks."""
+    """Start two ranks in a kernel, each with a tensor `x`."""
     reply = kernel.run("%ddp_start 2", timeout_s=120)
     assert reply.status == "ok", reply.traceback
     kernel.run("%%on_all_ranks\nx = torch.arange(3.0) + rank")
@@ -532,7 +532,7 @@ def ranks(kernel):
 @pytest.mark.long
 def test_pull_in_a_notebook(ranks):
     line = "tensor float32 (3,) on cpu: min {} mean {} max {}\n"
-    ranks.run("import torch")  # a pull that has to import it first takes seconds, and shows its progress
+    ranks.run("import torch")  # a pull that imports torch first takes seconds and shows its progress
     reply = ranks.run("%ddp_pull x")
     assert reply.stdout == "[0] " + line.format(0, 1, 2) + "[1] " + line.format(1, 2, 3), reply
     assert reply.displays == []

@@ -1,5 +1,5 @@
-"""VS Code's stop button, which sends SIGINT to every process below the kernel and then to the kernel; and its end, at
-which it sends SIGTERM to them."""
+"""The stop button and the end of VS Code. VS Code sends SIGINT to every descendant of the kernel and then to the
+kernel, and SIGTERM to the descendants when it ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ train(kept)
 workers = lambda: [worker.pid for worker in kept._iterator._workers]
 pids = workers()
 """
-# after a stop: the same processes, whose loaders and `session.client` work
+# After a stop the same processes exist, and loaders and `session.client` work.
 NEXT = "%%on_all_ranks\nprint(train(kept), train(load()), workers() == pids)"
 NEXT_OF_CLIENT = """
 import os, ddp_notebook
@@ -44,10 +44,10 @@ pids = session.ranks.pids()
 print(session.client[:].apply_sync(os.getpid) == pids, *pids, *session.ranks.pids("controller"))
 """
 SLEEP = ("sleep", 2)
-# cells, and how many processes of which name are below the kernel when all ranks are where they stay
+# The cells. The second item is the name and number of processes below the kernel when all ranks are inside the cell.
 CELLS: dict[str, tuple[str, tuple[str, int] | None]] = {
     "a collective": ("dist.recv(torch.ones(1), 1 - rank)", None),
-    "a loader": ("while True: train(load(), 0.01)", ("pt_data_worker", 8)),  # four are the loaders' that are kept
+    "a loader": ("while True: train(load(), 0.01)", ("pt_data_worker", 8)),  # four workers belong to the kept loaders
     "a loop": ("while True: pass", None),
     "C code that looks for signals and keeps the interpreter": ("re.match('(a+)+$', 'a' * 99 + 'b')", None),
     "an await": ("await asyncio.sleep(600)", None),
@@ -63,17 +63,18 @@ CELLS: dict[str, tuple[str, tuple[str, int] | None]] = {
 
 @pytest.fixture(scope="module")
 def kernel(waiting_host_server) -> Iterator[NotebookKernel]:
-    """A notebook with two ranks that have loaders with workers."""
+    """Start a notebook kernel with two ranks that have loaders with workers."""
     with closing(NotebookKernel()) as kernel:
         assert kernel.run("%load_ext ddp_notebook\n%ddp_start 2 --hang-after off").status == "ok"
         assert kernel.run(SETUP).status == "ok"
-        assert kernel.run("import ddp_notebook\nddp_notebook.current().client.ids").status == "ok"  # and a controller
+        # starts a controller
+        assert kernel.run("import ddp_notebook\nddp_notebook.current().client.ids").status == "ok"
         yield kernel
 
 
 @pytest.fixture
 def in_order(kernel) -> Iterator[None]:
-    """Before and after: the same ranks, workers and controller, which all work."""
+    """Before and after the test the same ranks, workers and controller exist and work."""
     before = _next(kernel)
     yield
     assert _next(kernel) == before
@@ -88,7 +89,7 @@ def _next(kernel: NotebookKernel) -> str:
 
 
 def below(kernel: NotebookKernel, name: str) -> list[psutil.Process]:
-    """Living processes of this name below the kernel."""
+    """Return the living processes of this name below the kernel."""
     found = []
     for process in psutil.Process(kernel.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -98,7 +99,7 @@ def below(kernel: NotebookKernel, name: str) -> list[psutil.Process]:
 
 
 def start_cell(kernel: NotebookKernel, name: str) -> str:
-    """Send one of these cells to all ranks, and wait until they are in it. Returns its message id."""
+    """Send one of these cells to all ranks, and wait until they run it. Return the message id."""
     code, processes = CELLS[name]
     message = kernel.client.execute(f"%%on_all_ranks\nprint('there')\n{code}", stop_on_error=False)
     kernel.wait_for_text("there")
@@ -108,10 +109,10 @@ def start_cell(kernel: NotebookKernel, name: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.alone  # beside others a rank may take a second to end, which is said, or be on its way into the command
+@pytest.mark.alone  # on a busy machine a rank may end slowly, which is reported, or may not be inside the command yet
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_stop_does_what_it_does_everywhere(kernel, in_order, cell):
-    """To the cell, to what it has started, and to nothing else."""
+    """It ends the cell and the processes that the cell has started, and no others."""
     message = start_cell(kernel, cell)
     kernel.interrupt()
     plain = kernel.finish(message)
@@ -227,7 +228,7 @@ def test_a_handler_of_the_users_sees_its_own_code_where_an_interrupt_is_sent_aga
 
 @pytest.mark.long
 def test_a_start_goes_on(make_kernel):
-    """While a host server imports torch and ranks begin, somebody stops a cell, or VS Code seems to close."""
+    """While a host server imports torch and the ranks start, the user stops a cell or VS Code seems to close."""
     kernel, is_up, got = make_kernel(), threading.Event(), set()
 
     def bombard() -> None:
@@ -279,7 +280,8 @@ def test_a_sigint_that_comes_while_handlers_are_set_does_nothing():
 
 @pytest.mark.long
 def test_ranks_end_at_sigterm_only_together_with_their_notebook(kernel):
-    """Last, since it ends the module's. (Workers do end at SIGTERM, which is how their rank ends them.)"""
+    """This must be the last test, because it ends the kernel of the module. Workers do end at SIGTERM: this is how
+    their rank ends them."""
     kernel.run("%%on_all_ranks\ndel kept")
     wait_until(lambda: not below(kernel, "pt_data_worker"))
     before = kernel.run(NEXT_OF_CLIENT).stdout

@@ -1,4 +1,4 @@
-"""What waits in C++ ends by a stop, and otherwise as torch has it."""
+"""A stop ends waits in C++. Otherwise they behave as in torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from ddp_notebook.errors import CellTimeoutError, RankError
 from tests.conftest import wait_until
 
-# As the main thread waits, and as another one does, which calls torch's own.
+# The waits of the main thread, and of another thread, which calls torch's own functions.
 _BOTH_WAYS = """
 import concurrent.futures, tempfile, threading
 from datetime import timedelta
@@ -160,7 +160,7 @@ with Guarded():
 
 
 def test_a_stop_leaves_no_lock_taken(session):
-    """As it would between the acquiring in an `__enter__` and the block of the `with`."""
+    """An interrupt between the acquiring in an `__enter__` and the block of the `with` would leave the lock taken."""
     with pytest.raises(RankError, match="KeyboardInterrupt"):
         session.run(_GUARDED)
     assert session.run("print(reached, Guarded.lock.locked())")[0].stdout == "body False\n"
@@ -181,7 +181,7 @@ class Closes:
 
 
 def test_a_stop_in_a_finalizer_is_raised_after_it(session):
-    """Python prints what is raised in a `__del__`, and goes on."""
+    """Python prints an exception that is raised in a `__del__`, and continues."""
     with pytest.raises(RankError, match="KeyboardInterrupt") as stopped:
         session.run(_CLOSES + "Closes(0.05)\nos.kill(os.getpid(), INTERRUPT)\nwhile True: pass")
     result = stopped.value.result
@@ -205,7 +205,7 @@ def spin(for_s):
 
 
 def test_a_stop_in_a_callback_of_a_weak_reference_is_raised_after_it(session):
-    """Python prints what is raised there, and goes on. matplotlib has many."""
+    """Python prints an exception that is raised there, and continues. matplotlib has many such callbacks."""
     code = _IN_CALLBACK + "key = Key(); reference = weakref.ref(key, lambda _: spin(2)); del key\nwhile True: pass"
     began_s = time.monotonic()
     with pytest.raises(CellTimeoutError) as stopped:
@@ -248,7 +248,7 @@ def test_a_command_after_a_stop_is_not_interrupted_again(session):
 def test_a_stop_that_was_sent_again_leaves_the_next_one_its_effect(session):
     code = (
         "import _thread, hashlib\nheard = 0\n"
-        "try: hashlib.pbkdf2_hmac('sha256', b'', b'', 2_500_000)\n"  # long, in C, without the interpreter's lock
+        "try: hashlib.pbkdf2_hmac('sha256', b'', b'', 2_500_000)\n"  # a long call in C without the interpreter's lock
         "except KeyboardInterrupt: heard += 1\n"
         "try: _thread.interrupt_main()\n"
         "except KeyboardInterrupt: heard += 1\n"

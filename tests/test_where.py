@@ -1,4 +1,4 @@
-"""Where a rank is, in the user's words."""
+"""The current position of a rank, in the user's words."""
 
 from __future__ import annotations
 

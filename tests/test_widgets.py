@@ -1,4 +1,4 @@
-"""Widgets that cells make on ranks, as a front end sees and moves them, on the newest ipykernel and on 6.31."""
+"""Widgets that cells create on ranks, as a front end displays and changes them, on the newest ipykernel and on 6.31."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ display(slider)
 
 @dataclass
 class FrontEnd:
-    """Runs cells and keeps what comes on iopub, as the widget manager of a front end does."""
+    """A front end that runs cells and keeps the iopub messages, as its widget manager does."""
 
     kernel: Any
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -33,7 +33,7 @@ class FrontEnd:
     closed: set[str] = field(default_factory=set)
 
     def run(self, code: str, timeout_s: float = 60.0) -> Reply:
-        """Run a cell that ends well, and take all that comes until it has ended."""
+        """Run a cell that must succeed, and read all messages until it has ended."""
         asked, reply, until = self.kernel.start(code), Reply(), time.monotonic() + timeout_s
         idle = False
         while not idle:
@@ -47,7 +47,7 @@ class FrontEnd:
         return reply
 
     def read(self, timeout_s: float = 10.0) -> dict[str, Any]:
-        """The next message of iopub."""
+        """Read and return the next message of iopub."""
         message = self.kernel.client.get_iopub_msg(timeout=max(0.1, timeout_s))
         self.messages.append(message)
         content, kind = message["content"], message["msg_type"]
@@ -62,7 +62,7 @@ class FrontEnd:
         return message
 
     def read_until(self, condition, timeout_s: float = 10.0) -> None:
-        """Read until something holds."""
+        """Read messages until the condition holds."""
         until = time.monotonic() + timeout_s
         while not condition():
             try:
@@ -79,24 +79,24 @@ class FrontEnd:
         msg_type: str = "comm_msg",
         **more: Any,
     ) -> str:
-        """What a user does to a widget. The kernel does not reply. Returns the message's id."""
+        """Send a change by the user to a widget. The kernel does not reply. Return the message id."""
         session, channel = self.kernel.client.session, self.kernel.client.shell_channel
         content = {"comm_id": comm_id, "data": data, **more}
         return str(session.send(channel.socket, msg_type, content, buffers=buffers)["header"]["msg_id"])
 
     def set(self, comm_id: str, buffer_paths: Any = (), buffers: list[bytes] | None = None, **state: Any) -> None:
-        """Change a widget's state."""
+        """Change the state of a widget."""
         self.say(comm_id, {"method": "update", "state": state, "buffer_paths": list(buffer_paths)}, buffers)
 
     def of(self, model_name: str, **state: Any) -> list[str]:
-        """Comm ids of the models with this name and state that are open, oldest first."""
+        """Return the comm ids of the open models with this name and state, oldest first."""
         wanted = {"_model_name": model_name, **state}
         return [c for c, m in self.models.items() if c not in self.closed and wanted.items() <= m.items()]
 
 
 @pytest.fixture(scope="module")
 def front_end(kernel):
-    """A front end whose kernel has two ranks."""
+    """Create a front end whose kernel has two ranks."""
     made = FrontEnd(kernel)
     made.run("%ddp_start 2")
     return made
@@ -123,7 +123,7 @@ def test_a_slider_is_opened_before_its_view_is_displayed(front_end):
 def test_a_slider_that_the_user_moves_has_moved_for_the_next_cell(front_end):
     front_end.run(SLIDERS)
     slider = front_end.of("IntSliderModel", value=1)[-1]
-    for value in range(2, 30):  # the cell comes right behind it
+    for value in range(2, 30):  # the next cell follows immediately
         front_end.set(slider, value=value)
         assert f"[1] {value}" in front_end.run("%%on_all_ranks\nslider.value").stdout
     assert len(front_end.of("IntTextModel", value=290)) == 1, "what the callback has changed came back"
@@ -175,7 +175,7 @@ spinner.on_click(spin)"""
     reply = front_end.kernel.finish(message, timeout_s=10)
     assert reply.ename == "KeyboardInterrupt"
     assert "KeyboardInterrupt" in reply.stderr, "of the callback"
-    front_end.kernel.run("pass")  # until an older ipykernel no longer aborts what comes behind a cell that has failed
+    front_end.kernel.run("pass")  # wait until an older ipykernel no longer aborts messages after a failed cell
     assert "[0-1] again" in front_end.run("%%on_all_ranks\nprint('again')").stdout
 
 
@@ -285,12 +285,16 @@ def test_a_closed_widget_is_closed_in_the_front_end(front_end):
     first, second = front_end.of("IntSliderModel")[-2:]
     front_end.run("%%on_all_ranks\nslider.close()")
     assert {first, second} <= front_end.closed
-    front_end.set(first, value=9)  # which nobody takes
+    front_end.set(first, value=9)  # the message has no receiver
     assert front_end.run("%%on_all_ranks\nrank").status == "ok"
 
 
 def load_again(front_end, sliders: list[str]) -> list[int]:
-    """JupyterLab asks for all at once, and if that is refused asks each; it takes only what answers its question."""
+    """Request the states as JupyterLab does, and return the values.
+
+    JupyterLab requests all states in one message. If this is refused, it requests each state, and accepts only the
+    reply to its own request.
+    """
     control = f"control-of-new-page-{len(front_end.messages)}"
     front_end.say(control, {}, msg_type="comm_open", target_name="jupyter.widget.control")
     front_end.read_until(lambda: control in front_end.closed)
@@ -307,7 +311,7 @@ def load_again(front_end, sliders: list[str]) -> list[int]:
 
 
 def test_a_page_that_is_loaded_again_finds_the_widgets(front_end):
-    """Although a rank cannot answer: the page shows none before all have."""
+    """A rank that runs a job cannot answer. Yet the page must get all states, because it shows no widget before."""
     front_end.run(SLIDERS)
     sliders = front_end.of("IntSliderModel")[-2:]
     front_end.set(sliders[1], value=7)
@@ -320,11 +324,11 @@ def test_a_page_that_is_loaded_again_finds_the_widgets(front_end):
 
 
 def test_stop_leaves_widgets_on_the_page(front_end):
-    """The last test."""
+    """This must be the last test."""
     front_end.run(SLIDERS)
     sliders = set(front_end.of("IntSliderModel"))
     assert front_end.run("%ddp_stop").stdout == "stopped 2 ranks\n"
     assert sliders and not sliders & front_end.closed
     assert len(load_again(front_end, list(sliders))) == len(sliders)
-    front_end.set(min(sliders), value=9)  # nobody is there any more
+    front_end.set(min(sliders), value=9)  # the message has no receiver
     assert front_end.run("print('on')").stdout == "on\n"

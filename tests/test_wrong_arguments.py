@@ -1,4 +1,4 @@
-"""Wrong arguments of the public API: one sentence names the argument, and the session goes on."""
+"""Wrong arguments of the public API: one sentence names the argument, and the session still works."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import ddp_notebook
 from ddp_notebook import RecordOptions, UsageError
 
-# Calls of functions that need no session, and the beginning of the sentence.
+# Calls of functions that need no session, and the beginning of the error message.
 _WITHOUT_SESSION = {
     "start(n=2)": "start() has no argument 'n'; did you mean world_size?",
     "start(world=2)": "start() has no argument 'world'; did you mean world_size?",
@@ -39,7 +39,7 @@ _OF_SESSION = {
     "session.recording.collectives(since='x')": "since must be a whole number, got 'x'",
     "session.files.fetch('a', to='b\\0')": "no folder can be named 'b\\x00'",
     "session.ranks.heal(names=5)": "names must be",
-    # A message with a value of another type would not be read by the ranks, and the cell would never end.
+    # The ranks could not read a message with a value of another type, and the cell would never end.
     "session.run('rank', execution_count='x')": "execution_count must be a whole number or None, got 'x'",
     "session.submit('rank', execution_count='x')": "execution_count must be a whole number or None, got 'x'",
     "session.run('rank', file=5)": "file must be text, got 5",
@@ -77,8 +77,8 @@ def test_an_error_of_the_users_own_function_stays_as_it_is(session):
 
 
 def test_a_cell_ends_where_it_cannot_begin(session):
-    """A cell may have added an observer to the shell, which raises at the beginning of each later cell. After ours, the
-    frames in the traceback are IPython's and the user's."""
+    """A cell may have added an observer to the shell, which raises at the beginning of each later cell. The traceback
+    must contain only frames of IPython and the user."""
     observer = "left = [1, 2]\ndef bad(_):\n    if left: left.pop(); raise ValueError('mine')\n"
     session.run(f"{observer}get_ipython().observe(bad, 'execution_count')", quiet=True)
     for number in (90, 80):

@@ -1,4 +1,4 @@
-"""The notebooks as `make demo` runs them, and as they are committed."""
+"""The notebooks of the repository, as `make demo` runs them and as they are committed."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_a_notebook_that_fails_keeps_its_last_good_execution(tmp_path, monkeypat
 
 
 def test_no_type_of_a_field_in_the_reference_ends_with_an_underscore():
-    """Sphinx takes the underscore of `np.bool_` for that of a link to another place."""
+    """Sphinx reads the underscore of `np.bool_` as a link."""
     found = re.findall(
         r"^    \w+: .*\b\w+_\]", (ROOT / "ddp_notebook" / "observe" / "views.py").read_text(), re.MULTILINE
     )
@@ -57,7 +57,7 @@ def test_no_type_of_a_field_in_the_reference_ends_with_an_underscore():
 
 @pytest.mark.parametrize("name", _OF_ROOT)
 def test_every_column_of_a_table_has_a_heading(name):
-    """Screen readers read headings aloud with the cells of a column."""
+    """Screen readers read the heading of a column aloud with its cells."""
     heads = re.findall(r"^(\|.*\|)\n\|[-:| ]+\|$", (ROOT / name).read_text(), re.MULTILINE)
     assert [head for head in heads if re.search(r"\|\s*\|", head)] == []
 
@@ -86,7 +86,7 @@ def _without_code(page: str) -> str:
 
 
 def slugs(page: str) -> set[str]:
-    """The anchors of a page's headings, as GitHub and Sphinx make them, and its explicit ones."""
+    """Return the anchors of a page: those of its headings, as GitHub and Sphinx make them, and the explicit ones."""
     headings = re.findall(r"^#+ (.*)$", _without_code(page), re.MULTILINE)
     made = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
     return made | set(re.findall(r'<a id="([^"]+)"', page))
@@ -95,10 +95,10 @@ def slugs(page: str) -> set[str]:
 @pytest.mark.parametrize("path", _TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_and_anchors_of_a_text_exist(path):
     for link in re.findall(r"\]\(([^)\s]+)\)", _without_code(path.read_text())):
-        if re.match(r"\w+:", link) or link.startswith("recordings/"):  # made with the site
+        if re.match(r"\w+:", link) or link.startswith("recordings/"):  # created with the site
             continue
         name, _, anchor = link.partition("#")
-        folder = ROOT if path.name == "play.md" else path.parent  # which is a page of the site only
+        folder = ROOT if path.name == "play.md" else path.parent  # this page exists only in the site
         target = (folder / name).resolve() if name else path
         assert target.exists(), link
         if anchor and target.suffix == ".md":

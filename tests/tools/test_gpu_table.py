@@ -1,4 +1,4 @@
-"""The table of the tests on GPUs, made of tests without one."""
+"""The result table of the tests on GPUs, created here from tests without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The progress that `make` shows while it installs."""
+"""The progress that `make` displays during the installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Jobs of torchrun's beside kept sessions: in one list, under one `%ddp_attach`, from notebooks and shells."""
+"""Jobs of torchrun at the same time as kept sessions: one list and one `%ddp_attach` for both, from notebooks and
+shells."""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ def test_what_a_job_has_recorded_is_shown_when_it_was_let_go(notebook, jobs, tmp
 
 @pytest.mark.long
 def test_reports_are_about_the_ranks_again_when_a_job_has_ended(notebook, jobs):  # noqa: F811
-    """And until then its log can be read, which nothing can while its cell runs."""
+    """Before that the log of the job can be read. During its cell nothing can be read."""
     script = jobs.script("train(6)\nprint('done')")
     kernel = notebook("%ddp_start 2")
     assert kernel.run(f"%ddp_torchrun --name mine --nproc-per-node 2 {script}").status == "ok"
@@ -112,7 +113,7 @@ def test_reports_are_about_the_ranks_again_when_a_job_has_ended(notebook, jobs):
 
 @pytest.mark.slow
 def test_an_attempt_that_is_there_can_be_shown(jobs, monkeypatch):
-    """Its monitor takes a while to make, in the thread that has seen the first rank."""
+    """The thread that finds the first rank creates the monitor, which takes a while."""
     make = TorchrunJob._new_placing
 
     def make_slowly(*of_job):

@@ -1,4 +1,5 @@
-"""Jobs of torchrun's that a notebook looks at: nothing in the script changes, whether one comes, goes or hangs."""
+"""Jobs of torchrun that a notebook observes. The script sees no difference when a notebook attaches, detaches or
+hangs."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ sys.stdout.write("on again\\n")
 
 @pytest.mark.long
 def test_the_notebook_goes_and_another_comes(jobs):
-    """What the second one gets does not lack what the first one was told: texts, models."""
+    """The second notebook also gets data that was sent before it attached: texts and models."""
     process = jobs.start("train(5)\nwait_for('first')\ntrain(5)\n" + _GOES_ON)
     job = jobs.attach()
     with pytest.raises(RefusedError, match=r"process \d+ is attached to it.*%ddp_attach train-.* --take-over"):
@@ -115,7 +116,7 @@ def test_a_notebook_that_is_killed_or_stopped_harms_nobody(jobs):
     try:
         assert other.stdout is not None and other.stdout.readline() == "in\n"
         jobs.touch("go")
-        other.send_signal(signal.SIGSTOP)  # it takes nothing any more, and is still there
+        other.send_signal(signal.SIGSTOP)  # the process exists but receives no more data
         text, _ = process.communicate(timeout=100)
     finally:
         other.kill()
@@ -167,7 +168,7 @@ train(8)
 
 
 def test_with_a_shared_store_the_fault_is_explained(monkeypatch):
-    """As torchrun tells its ranks; a job of one rank that may be restarted."""
+    """The variables are those that torchrun gives its ranks. The job has one rank and can be restarted."""
     given = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "1", "TORCHELASTIC_RUN_ID": "7"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
@@ -188,7 +189,8 @@ def test_with_a_shared_store_the_fault_is_explained(monkeypatch):
 
 
 def test_of_the_ranks_of_a_job_that_failed_those_come_first_whose_own_code_did(monkeypatch):
-    """Then those that a signal may have ended, which torchrun sends to all others, and those that waited for them."""
+    """The next ones are ranks that may have been ended by a signal, which torchrun sends to all others. Last are the
+    ranks that waited for the failed ones."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
     in_all_reduce = {"op": "all_reduce"}
     ends = [

@@ -1,4 +1,4 @@
-"""`%ddp_torchrun`: what its line may hold, and that nothing of a job outlives its notebook."""
+"""`%ddp_torchrun`: the options of its line, and that no part of a job survives its notebook."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_options_of_the_notebooks_own_may_stand_among_torchruns():
 
 @pytest.mark.processes
 def test_lines_of_a_rank_are_whole():
-    """Though two ranks write at once, and a character and a line come in several reads."""
+    """Two ranks write at once, and a character or a line can be split over several reads."""
     listener, place = listen_here("")
     ours = [os.pipe() for _ in range(2)]
     pipes = PipeReader(listener, [reads for reads, _ in ours])
@@ -155,7 +155,8 @@ def _write_on(fd: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("pipe", ["closed", "held open", pytest.param("written on", marks=pytest.mark.long)])
 def test_output_that_waits_when_torchrun_ends_is_shown_and_logged(jobs, capsys, monkeypatch, pipe):
-    """All of it, however long it takes to show. A process that keeps a pipe of the rank open does not hold the cell."""
+    """All output is shown, even if this is slow. A process that keeps a pipe of the rank open does not delay the
+    cell."""
     monkeypatch.setattr(start_job, "_END_S", 0.1)
     write = Screen.show
 
@@ -215,7 +216,7 @@ def test_a_job_is_started_shown_and_looked_at(jobs, capsys):
 @pytest.mark.long
 @pytest.mark.parametrize("option", ["--fold off", "--tee 3"])
 def test_lines_are_not_folded_where_the_line_says_so(jobs, capsys, option):
-    """With --tee torchrun itself writes and labels them."""
+    """With --tee, torchrun itself writes and labels the lines."""
     jobs.script("print('same')", head="")
     start_job.run(start_job.read(f"{option} --nproc-per-node 2 train.py"))
     shown = sorted(
@@ -265,7 +266,7 @@ def test_nothing_outlives_a_killed_notebook(jobs, killed):
 
 @pytest.mark.long
 def test_a_job_goes_on_with_the_agents_that_are_left(jobs):
-    """Any agent may go: the rendezvous is with the parent of the agents."""
+    """Any agent may end, because the rendezvous runs in the parent of the agents."""
     jobs.script("""
 size = dist.get_world_size()
 train(10)
@@ -278,7 +279,7 @@ sys.stdout.write(f"done of {size}\\n")
     killed = []
 
     def kill_one() -> None:
-        # If it were killed earlier, the other rank would wait in init_process_group of torch until the timeout.
+        # If the agent were killed earlier, the other rank would wait in torch's init_process_group until the timeout.
         wait_until((jobs.folder / "trained").exists, 60)
         [first, *_] = sorted(who for one in jobs.ranks() if (who := launcher(one.about)) is not None)
         psutil.Process(first[0]).kill()
