@@ -203,7 +203,7 @@ def test_if_one_rank_is_on_another_machine_no_rank_has_such_a_board(monkeypatch,
 
 
 def test_a_file_that_is_another_ones_is_not_written_to(tmp_path):
-    """As if `/proc` belongs to another namespace, whose processes have the same numbers."""
+    """In this test `/proc` belongs to another namespace, whose processes have the same numbers."""
     with (tmp_path / "other").open("wb+") as file:
         file.write(bytes(100_000))
         file.flush()

@@ -359,7 +359,7 @@ def test_a_press_before_the_cell_is_sent_is_not_lost(session, monkeypatch):
 
 
 def test_a_group_formed_again_by_the_users_own_code(session):
-    """As in scripts: the store of the session exists, and rank 0 does not try to start one."""
+    """Scripts call it in this way. The store of the session exists, and rank 0 does not try to start one."""
     session.run("dist.destroy_process_group()\ndist.init_process_group('gloo')")
     assert session.run("x = torch.ones(1); dist.all_reduce(x); x")[0].result == "tensor([2.])"
     session.ranks.reform()

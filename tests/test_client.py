@@ -246,7 +246,7 @@ def test_the_controller_is_started_by_its_first_use_and_knows_who_was_replaced_b
         assert len(session.ranks.pids("controller")) == controllers
         assert session.client.ids == [0, 1]
         assert session.client[:].apply_sync(os.getpid) == session.ranks.pids()
-        hear_late(session.client, "unregistration_notification")  # of the next one
+        hear_late(session.client, "unregistration_notification")  # for the next controller
 
 
 def hear_late(client, notification: str) -> None:

@@ -1020,7 +1020,7 @@ def test_a_cell_on_which_the_rank_has_no_bearing_is_read_once(monkeypatch):
 
 
 def test_the_local_rank_is_the_one_of_the_host():
-    """As on two hosts with two ranks each."""
+    """The ranks are on two hosts with two ranks each."""
 
     def on_two_hosts(code: str) -> list[str]:
         return foreseeing.foresee(code, range(4), 4, local_rank=lambda rank: rank % 2)

@@ -322,7 +322,7 @@ dist.barrier()
 
 
 def test_ranks_that_share_no_memory_are_compared_too(session):
-    """As on two machines: by a private gloo group."""
+    """Ranks on two machines are compared over a private gloo group."""
     code = """
 from ddp_notebook.rank.group.guard import guard
 memory, guard.MemoryBoard.make = guard.MemoryBoard.make, lambda *_: None

@@ -1,4 +1,4 @@
-"""A real JupyterLab or Notebook 7 in a real browser, for tests of what a user sees.
+"""A real JupyterLab or Notebook 7 in a real browser, for tests of the display.
 
     with open_notebook(path) as lab:
         lab.run_all()

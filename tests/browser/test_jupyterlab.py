@@ -1,4 +1,4 @@
-"""What a user sees in JupyterLab and in Notebook 7: output by rank, the stop button, and the next cell after it."""
+"""The display in JupyterLab and in Notebook 7: output by rank, the stop button, and the next cell after it."""
 
 from __future__ import annotations
 

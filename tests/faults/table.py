@@ -113,7 +113,7 @@ STATES = [
         again="y = torch.ones(8)\nif victim in (rank, (rank - 1) % world_size): dist.all_reduce(y, group=pair)\n"
         "assert y[0] == 1 + (victim in (rank, (rank - 1) % world_size))",
         leave="if 'pair' in globals(): dist.destroy_process_group(pair); del pair",
-        outlives_death=False,  # the new rank is only in the default group, and the message says so
+        outlives_death=False,  # the new rank is only in the default group, and a message states this
     ),
     State(
         name="FSDP forward",

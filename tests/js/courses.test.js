@@ -1,4 +1,4 @@
-/** What is kept of metrics, and what is drawn of them: by run, thinned or not, and never without a word where points are missing. */
+/** Stored and drawn points of metrics: by run, thinned or not. A text always states how many points are missing. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -13,7 +13,7 @@ import { TEXTS, deliver, metric, step } from "./messages.js";
 
 const draw = (/** @type {any} */ store) => lossPicture(store, { colours: palette("light"), everyRank: false });
 const course = (/** @type {number} */ points, /** @type {Record<string, any>} */ more = {}) => ({ cell: 1, name: 1, points, begin: 0, end: points - 1, is_given: 0, unit: 0, ...more });
-/** Some rows of a cell. @param {number} cell @param {number[]} values @param {number} [first] */
+/** Return some rows of a cell. @param {number} cell @param {number[]} values @param {number} [first] */
 const rows = (cell, values, first = 0) => values.map((value, at) => metric(0, first + at, value, { cell }));
 
 test("each run is kept, the newest is drawn, and others can be chosen and laid over each other", () => {

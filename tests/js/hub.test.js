@@ -1,5 +1,5 @@
 /**
- * Whether the kernel hears a view while a cell runs: a view says that it is there until it is answered, or gives up.
+ * Detection of a kernel that reads messages during a cell: a view repeats "here" until a reply arrives or it gives up.
  */
 
 import assert from "node:assert/strict";

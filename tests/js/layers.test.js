@@ -1,4 +1,4 @@
-/** Which module may import which, how large they are, and that none is missing from the list in index.js. */
+/** Rules for modules: permitted imports, the largest size, and a complete list in index.js. */
 
 import assert from "node:assert/strict";
 import { readFileSync, readdirSync } from "node:fs";
@@ -12,14 +12,14 @@ const MOST_LINES = 400, MOST_MODULES = 14;
 const MODULES = ROOMS.flatMap((room) => readdirSync(join(PACKAGE, room)).filter((name) => name.endsWith(".js")).map((name) => `${room}/${name}`));
 const text = (module) => readFileSync(join(PACKAGE, module), "utf8");
 
-/** The modules that a source imports. Types in comments do not count. */
+/** Return the modules that a source imports, without the types in comments. */
 function importsOf(source, module) {
   const code = source.replace(/\/\*[\s\S]*?\*\//g, "");
   const found = [...code.matchAll(/^(?:import|export)\b[^;"]*"(\.[^"]+)"|\bimport\(\s*"(\.[^"]+)"/gm)].map(([, named, dynamic]) => named ?? dynamic);
   return found.map((path) => normalize(join(dirname(module), path)));
 }
 
-/** A circle in a graph, as the list of its modules; null where there is none. */
+/** Return a cycle in a graph as the list of its modules, or null if there is none. */
 function circleIn(graph) {
   const done = new Set();
   const path = [];
@@ -82,7 +82,7 @@ test("files and folders are of a size that can be looked over", () => {
 for (const home of ["widgets/js", "lessons/js"]) {
   test(`the head of ${home}/index.js lists every module`, () => {
     const [head] = text(`${home}/index.js`).match(/^\/\*\*[\s\S]*?\*\//);
-    // The first word of each line, and what belongs to it: `timeline  the timeline: timeline_controls`.
+    // The first word of each line, and the names of its parts: `timeline  the timeline: timeline_controls`.
     const listed = [...head.matchAll(/^ \* {5,}(\w+)|\b(\w+_\w+)\b/gm)].map(([, first, more]) => first ?? more);
     const modules = MODULES.filter((one) => one.startsWith(home) && one !== `${home}/index.js`);
     const names = new Set(modules.flatMap((one) => relative(home, one).replace(/\.js$/, "").split("/")));

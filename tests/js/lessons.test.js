@@ -95,7 +95,7 @@ test("a kernel that says nothing is told", async () => {
   link.close();
 });
 
-/** A call of rank `src` on rank `dst`. */
+/** Return a call from rank `src` to rank `dst`. */
 const call = (src, dst, name, parent, sent, begun, ended, returned, more = {}) => ({ src, dst, function: name, kind: "rpc_sync", site: "", parent, nbytes: 100, sent, begun, ended, done: ended, returned, error: "", ...more });
 
 test("what happened in calls, one after the other, and in whose colour", () => {
@@ -123,7 +123,7 @@ test("a builtin runs without anybody seeing when", () => {
   assert.deepEqual(found.map(({ what }) => what), ["sent", "returned"]);
 });
 
-/** A matrix of two ranks, cut along a dimension; `null` leaves it whole on both. */
+/** Return a matrix on two ranks, sharded along a dimension; `null` keeps it whole on both. */
 function cut(values, dim) {
   const [rows, columns] = [values.length, values[0].length];
   const part = (rank) => {

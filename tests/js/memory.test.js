@@ -8,7 +8,7 @@ import { TEXTS, deliver, metric, span, step } from "./messages.js";
 
 const RANKS = 64;
 
-/** All that one message a tenth of a second brings of a step of 64 ranks. @param {number} at */
+/** The rows of one step of 64 ranks in a message. @param {number} at */
 function rowsOfStep(at) {
   const ranks = Array.from({ length: RANKS }, (_, rank) => rank);
   const more = { step: at, cell: 1 };
@@ -30,7 +30,7 @@ test("half an hour of 64 ranks is kept in bounded memory", { timeout: 120_000 },
   const messages = 30 * 60 * 10;
   const sizes = [];
   for (let seq = 1; seq <= messages; seq++) {
-    // Each tenth message brings a step: 1800 steps, 920 000 rows.
+    // Each tenth message contains a step: 1800 steps, 920 000 rows.
     const rows = seq % 10 === 0 ? rowsOfStep(seq / 10) : {};
     deliver(store, { seq, texts: seq === 1 ? TEXTS : [], world_size: RANKS, now_ms: seq * 100 }, rows);
     if (seq % (messages / 6) === 0) {
@@ -38,7 +38,7 @@ test("half an hour of 64 ranks is kept in bounded memory", { timeout: 120_000 },
     }
   }
   assert.ok(sizes[5].bytes <= 70e6, `${sizes[5].bytes} bytes of tables`);
-  // From the fourth of six looks on nothing grows.
+  // From the fourth of six measurements on, the tables no longer grow.
   assert.equal(sizes[5].bytes, sizes[3].bytes);
   assert.ok(sizes[5].steps <= 65536 / RANKS + 1, `${sizes[5].steps} steps`);
   assert.ok(sizes[5].own <= 1.4 * (131072 / RANKS), `${sizes[5].own} rows of a rank`);

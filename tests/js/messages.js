@@ -1,5 +1,5 @@
 /**
- * Messages as the kernel sends them, for tests.
+ * Messages for tests, in the form in which the kernel sends them.
  */
 
 const TYPES = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, i4: Int32Array, f4: Float32Array, f8: Float64Array };
@@ -7,7 +7,7 @@ const F4 = ["duration", "input", "forward", "backward", "optimizer", "compute", 
 const F8 = ["time", "start", "end", "nbytes", "call", "numel", "looked_at", "nans", "infs"];
 
 /**
- * Rows of tables as a header's `tables` and a buffer.
+ * Encode rows of tables as the `tables` of a header and a buffer.
  * @param {Record<string, Record<string, any>[]>} tables by name, rows as objects; all rows of a table have the same names
  */
 export function pack(tables) {

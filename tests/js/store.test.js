@@ -5,7 +5,7 @@ import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
 import { COLLECTIVE, KINDS } from "../../ddp_notebook/widgets/js/data/tables.js";
 import { TEXTS, deliver, metric, span, step } from "./messages.js";
 
-/** The points of the newest run of a metric, by rank. */
+/** Return the points of the newest run of a metric, by rank. */
 const points = (store, name) => store.pointsOf(store.shownRuns(name)[0]);
 const RECV = KINDS.indexOf("recv");
 

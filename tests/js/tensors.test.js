@@ -1,4 +1,4 @@
-/** The tensors' arithmetic: elements in words, comparing, colours, heat maps, where cells lie. */
+/** Computations of the tensors panel: text of elements, comparison, colours, heat maps, positions of cells. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

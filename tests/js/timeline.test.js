@@ -1,4 +1,4 @@
-/** The timeline's arithmetic: windows, lanes, rectangles, ribbons, steps that were left out. */
+/** Computations of the timeline: windows, lanes, rectangles, ribbons, omitted steps. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -20,7 +20,7 @@ import { TEXTS, deliver, span } from "./messages.js";
 const LIMITS = { t0: 0, t1: 100000 };
 const close = (one, other, by = 1e-9) => assert.ok(Math.abs(one - other) <= by, `${one} is not ${other}`);
 
-/** Rows as objects into a table. */
+/** Add rows, given as objects, to a table. */
 function fill(table, rows) {
   const columns = {};
   for (const [name, Type, width = 1] of table.types) {
@@ -79,7 +79,7 @@ test("spans are found by halving, also those that began long before the window",
   lane.insert({ start: 0, end: 1000, kind: 1, wait: NaN, state: 0, call: NaN, row: 0 });
   for (let i = 1; i < 500; i++) lane.insert({ start: i, end: i + 0.5, kind: 2, wait: NaN, state: 0, call: NaN, row: i });
   lane.settle();
-  assert.equal(lane.from(900), 0); // the long one
+  assert.equal(lane.from(900), 0); // the long span
   assert.equal(lane.until(10), 10);
   assert.equal(lowerBound([1, 3, 3, 5], 4, 3), 1);
   assert.equal(lane.depth, 2);
@@ -149,7 +149,7 @@ test("a collective is white as long as it waits, then has its colour", () => {
   const into = drawn([call(0, 1, 100, 300, { wait: 150 })], { t0: 0, t1: 1000 });
   const [[waitX, , waitW]] = quadsOf(into, WAITING), [[x, , w]] = quadsOf(into, TRANSFER);
   assert.deepEqual([waitX, waitW, x], [100, 150, 250]);
-  close(x + w, 300, 1.01); // less the gap between neighbours
+  close(x + w, 300, 1.01); // without the gap between neighbours
 });
 
 test("words have what is a bar's alone, where bars of one slot lie on each other", () => {
@@ -238,7 +238,7 @@ test("the span under the pointer is found, of nested ones the inner", () => {
   lane.settle();
   assert.equal(lane.kind[hit(lane, 50, -1, 0.1, 0).at], 2);
   assert.equal(lane.kind[hit(lane, 20, -1, 0.1, 0).at], 1);
-  assert.equal(lane.kind[hit(lane, 203, -1, 1.5, 0).at], 3); // near enough
+  assert.equal(lane.kind[hit(lane, 203, -1, 1.5, 0).at], 3); // close enough to the span
   assert.equal(hit(lane, 150, -1, 0.1, 0), null);
 });
 
@@ -269,7 +269,7 @@ test("12 800 rectangles are collected in time", () => {
   }
   assert.equal(into.total, 12800);
   times.sort((a, b) => a - b);
-  assert.ok(times[15] < 20, `${times[15]} ms`); // 1 ms where it is quiet
+  assert.ok(times[15] < 20, `${times[15]} ms`); // 1 ms on a quiet machine
 });
 
 // ---- the same collective on all ranks
@@ -315,7 +315,7 @@ test("steps without spans are known as left out, the newest not yet", () => {
   assert.deepEqual(marks.within({ t0: 150, t1: 410 }).map((one) => one.step), [1, 2, 3, 4]);
   const missing = leftOut(marks.marks, [lanes.of(0)], 4000);
   assert.ok(missing.every((one) => one.step % 4 !== 0));
-  assert.equal(missing.length, 27 - 1); // of 30, those of the last half second may still come
+  assert.equal(missing.length, 27 - 1); // 30 steps less those of the last half second, which may still arrive
 });
 
 test("meanings have the kinds' order", () => {
@@ -436,7 +436,7 @@ test("an execution and a call of one number stay two, and a snapshot brings neit
 
 // ---- asking for what was left out
 
-/** A page whose kernel answers what it is asked: the steps that an answer has room for, and whether it left rows out. */
+/** Create a page whose kernel answers requests: an answer has the steps that fit, and states if it omits rows. */
 function asks(context, { state, window = null, room = Infinity, steps = 345, ranks = [0, 1] }) {
   context.mock.timers.enable({ apis: ["setTimeout"] });
   const sent = new Map();

@@ -53,7 +53,7 @@ except OSError as error:
     print(type(error).__name__)
 """
 
-# As in a flood that the notebook limits: output of ranks stays in their pipes.
+# During a flood the notebook limits the output of ranks, and the output stays in their pipes.
 HOLDS = """
 import ddp_notebook, os, threading, time
 def hold():

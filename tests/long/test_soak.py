@@ -29,7 +29,7 @@ from tests.long.test_faults import SEED
 pytestmark = pytest.mark.long
 
 FAULTS = int(os.environ.get("DDP_NOTEBOOK_SOAK_FAULTS", "1000"))
-_MORE_FILES = 6  # of the lasting processes: a cell or a connection may be in progress
+_MORE_FILES = 6  # in addition to the first number of open files: a cell or a connection may be in progress
 
 
 def _keeper() -> int:

@@ -54,7 +54,7 @@ def test_what_is_too_much_is_dropped_from_the_front_and_counted():
     with closing(Intake(recording, most_bytes=5000)) as intake:
         intake.put(0, first)
         assert recording.reached.wait(10)
-        for number in range(100):  # each with a text of its own
+        for number in range(100):  # each text is different
             data = encode(rank.batch(rank.call("send", site=f"cell line {number}"), rank.values(number, 0, [1.0])))
             intake.put(0, data)
             assert intake._nbytes <= 5000

@@ -34,7 +34,7 @@ class Form(NamedTuple):
 
     line: str
     rows: list[Row]  # of rank 0
-    others: list[Row] | None = None  # of rank 1, if they differ
+    others: list[Row] | None = None  # those of rank 1, if they differ
 
     def of(self, rank: int) -> list[Row]:
         return self.others if rank and self.others is not None else self.rows

@@ -87,8 +87,8 @@ class Witness:
     def __init__(self) -> None:
         self.ranges: list[
             tuple[str, int, int]
-        ] = []  # of the profiler: name, start and end, in nanoseconds of `time.monotonic_ns`
-        self.timers: list[dict[str, int]] = []  # of DDP's reducer, by step, in nanoseconds of the same clock
+        ] = []  # ranges of the profiler: name, start and end, in nanoseconds of `time.monotonic_ns`
+        self.timers: list[dict[str, int]] = []  # times of DDP's reducer, by step, in nanoseconds of the same clock
         self._profiler: Any = None
 
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ from ddp_notebook.rank.group.calls import KEPT, Call
 from ddp_notebook.rank.group.sequences import Known, Moment, Sequence, name_modules
 from ddp_notebook.rank.record.value_sampling import FIRST_STEPS, spread
 
-_PERIOD = 16  # of a loop whose values are thinned
+_PERIOD = 16  # the period of a loop whose values are thinned
 _STEPS = 70
 
 _MODELS = """

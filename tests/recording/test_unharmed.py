@@ -242,7 +242,7 @@ def test_a_gpu_that_does_not_come_on_holds_up_one_question_only():
 
 
 def test_memory_that_cannot_be_read_costs_no_record(monkeypatch):
-    """As for a failed GPU: the last records before it are the most important."""
+    """An example is a failed GPU: the last records before the failure are the most important."""
 
     def fails(*_: object) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")

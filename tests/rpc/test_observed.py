@@ -40,7 +40,7 @@ if rank == 0: print("shown: " + json.dumps(found))
 """
 
 
-Outcomes = tuple[dict[str, str], dict[str, str]]  # of plain processes and of ranks
+Outcomes = tuple[dict[str, str], dict[str, str]]  # the outcomes in plain processes and on ranks
 
 
 @pytest.fixture(scope="module")

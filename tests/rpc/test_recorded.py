@@ -200,7 +200,7 @@ def test_the_trace_has_arrows_from_callers_to_callees(session):
 
 
 def test_a_call_that_has_not_returned_is_open_until_it_has(session):
-    """Whether its caller waits for it, fetches its result, or has left its cell."""
+    """This does not depend on the caller: it waits for the call, fetches its result, or has left its cell."""
     session.run(
         f"{INIT}if rank == 0:\n"
         "    rpc.rpc_async('worker1', stays)\n"

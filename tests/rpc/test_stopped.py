@@ -165,7 +165,7 @@ def test_the_card_names_both_ends(make_session_alone, capfd):
 
 
 def test_however_the_cell_is_stopped(make_session_alone, capfd):
-    """By the stop button, or because another rank has failed."""
+    """The cell is ended by the stop button, or because another rank has failed."""
     session = make_session_alone(2, grace_s=0.2)
     session.run(DEFINITIONS + FUNCTIONS)
     session.run(INIT)

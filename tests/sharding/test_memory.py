@@ -76,7 +76,7 @@ def test_what_is_held_now_and_what_was_measured_before(ranks):
 
 
 def test_a_model_may_be_called_several_times(ranks):
-    """As with gradient accumulation, or in a loop."""
+    """Examples are gradient accumulation and a loop."""
     ranks.run(f"model = DDP(make(), gradient_as_bucket_view=True); {_ADAM}\nstep(); step()", quiet=True)
     once = ranks.memory("step()")[0]
     several = ranks.memory("for _ in range(3): step()")[0]

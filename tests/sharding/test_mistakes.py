@@ -293,7 +293,7 @@ def test_other_parameters_that_are_said_to_be_replicated(ranks):
         "0.1), and it takes them for the same: make them the same on all ranks"
     )
     assert mistakes(ranks, "w = " + make.format("7")) == ()
-    # which makes them equal
+    # `run_check=True` makes the tensors equal.
     checked = make.format("7 + rank").replace("[Replicate()]", "[Replicate()], run_check=True")
     assert mistakes(ranks, f"w = {checked}") == ()
 

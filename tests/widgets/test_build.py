@@ -1,4 +1,4 @@
-"""The JavaScript of the live monitor, as hatch_build.py bundles it, and what of it installs where."""
+"""The JavaScript of the live monitor: hatch_build.py bundles it and adds it to wheel and sdist."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_NETWORK = {
 
 @pytest.fixture
 def clone(tmp_path):
-    """What git has of this repository: no bundle, nothing of npm's."""
+    """Copy the files that git tracks: no bundle and no npm packages."""
     kept = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in kept.split("\0"):
         if name and (ROOT / name).is_file() and not name.startswith(("tests/", "notebooks/")):
@@ -48,20 +48,20 @@ def python(*arguments: str, cwd: Path, **environment: str) -> subprocess.Complet
 
 
 def build(kind: str, at: Path, to: Path, **environment: str) -> Path:
-    """What a build front end such as pip asks hatchling for."""
+    """Build a wheel or an sdist with hatchling, as pip does, and return its path."""
     done = python("-c", f"import hatchling.build as b; print(b.build_{kind}({str(to)!r}))", cwd=at, **environment)
     assert done.returncode == 0, done.stderr
     return to / done.stdout.strip().splitlines()[-1]
 
 
 def unpacked(bundle: bytes) -> bytes:
-    """The module that the bundle makes."""
+    """Return the JavaScript module in a bundle."""
     (data,) = re.findall(rb'const packed = "([^"]*)"', bundle)
     return gzip.decompress(base64.b85decode(data))
 
 
 def without_node(folder: Path) -> dict[str, str]:
-    """No Node on the PATH."""
+    """Return an environment without Node on the PATH."""
     folder.mkdir()
     return {"PATH": str(folder)}
 
@@ -162,4 +162,4 @@ def test_without_a_bundle_the_monitor_says_how_to_build_it_and_nothing_else(monk
     monkeypatch.setattr(bundles, "MONITOR", tmp_path / "monitor.js")
     with pytest.raises(MissingBuildError, match=r"`pip install -e \.` or `python hatch_build\.py` builds it"):
         monitor.Monitor(Recording(1))
-    gc.collect()  # what Python says of a widget that it cannot close is an error in tests
+    gc.collect()  # a warning about a widget that cannot be closed would be an error in a later test

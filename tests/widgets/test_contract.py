@@ -1,6 +1,6 @@
-"""What the browser's JavaScript has copied from Python: tables, codes, limits and colours are the same in both.
+"""Tables, codes, limits and colours that the browser's JavaScript repeats from Python are the same in both.
 
-JavaScript is read as text, wherever in its folder it stands; what is looked for must stand in exactly one file.
+The tests read the JavaScript as text. Each pattern must match in exactly one file of its folder.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _ARRAYS = {
     "Float32Array": "f4",
     "Float64Array": "f8",
 }
-_OWN = {"span": ["latest", "replaced"]}  # columns that do not travel
+_OWN = {"span": ["latest", "replaced"]}  # columns that are not sent
 
 
 def in_javascript(pattern: str) -> re.Match[str]:
-    """The one place that matches."""
+    """Return the only match in the JavaScript files."""
     sources = [file.read_text(encoding="utf-8") for file in sorted(_JS.rglob("*.js"))]
     found = [match for source in sources for match in re.finditer(pattern, source, re.DOTALL)]
     assert len(found) == 1, f"{len(found)} places match {pattern}"
@@ -48,7 +48,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def names(text: str) -> set[str]:
-    """Of a destructuring: `{ rank, name: words }`."""
+    """Return the names in a destructuring such as `{ rank, name: words }`."""
     return {part.partition(":")[0].strip() for part in text.split(",") if part.strip()}
 
 
@@ -61,7 +61,7 @@ def columns_of(table: str) -> set[str]:
 
 @pytest.mark.parametrize("table", ["step", "bucket", "span", "value"])
 def test_a_table_of_the_browsers(table):
-    """Its columns with their types, and how many rows it keeps, which a page has at most."""
+    """Its columns and types are those of the message, and its number of rows is the limit of a page."""
     found = in_javascript(rf"\b{table}: new Table\(\s*\[(.*?)\n      \],\s*(\d+),")
     columns = []
     for name, dtype, width, part in re.findall(r'\["(\w+)", (\w+)(?:, (\d+))?\]|part\("(\w+)"\)', found[1]):
@@ -76,7 +76,8 @@ def test_a_table_of_the_browsers(table):
 
 
 def test_the_tables_that_the_browser_does_not_keep_as_such():
-    """It makes curves of metrics, a list of ranks, and tensors: of these it must know the columns that it names."""
+    """The browser stores metrics as series, and ranks and tensors in other forms. The columns that it names must
+    exist."""
     for table in ("metric", "course"):
         assert names(in_javascript(rf"const \{{([^}}]*)\}} = {table}\.columns;")[1]) == columns_of(table)
     ranks = in_javascript(r"for \(const name of \[([^\]]*)\]\) row\[name\] = this\.text")[1]
@@ -92,7 +93,7 @@ def test_every_metric_has_room_in_the_browser():
 
 
 def test_parts_of_a_step_add_up_to_it_in_the_browser_too():
-    """Forward and backward contain what is exposed or waited for inside, so the bars leave them out."""
+    """Forward and backward contain the exposed and waiting times inside them, so the bars leave them out."""
     parts = words(in_javascript(r"export const PARTS = \[(.*?)\]")[1])
     assert set(parts) == set(tables.PARTS) - {"forward", "backward"}
 
@@ -145,7 +146,8 @@ def test_sides_and_types_of_tensors():
 
 
 def test_figures_have_the_monitors_colours():
-    """On a light page. Figures stand on pages of either kind, so what `waiting` and `rest` are there is their own."""
+    """The monitor's colours are those of a light page. Figures stand on light and dark pages, so they have their own
+    colours for `waiting` and `rest`."""
     light = in_javascript(r"const LIGHT = \{(.*?)\n\};")[1]
     monitor = dict(re.findall(r'"?\b(\w[\w ]*)"?: "(#\w+)"', light))
     for meaning in ("input", "compute", "overlapped", "hidden", "exposed", "optimizer"):
@@ -166,11 +168,11 @@ _VISION = {
     "no blue cones": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
 }
 _XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-_LEAST_APART = 10.0  # distance in CIE Lab: 2.3 is just noticeable
+_LEAST_APART = 10.0  # distance in CIE Lab; 2.3 is just noticeable
 
 
 def seen(colour: str, vision: str) -> Any:
-    """A colour in CIE Lab as this eye sees it."""
+    """Return a colour in CIE Lab as this type of colour vision perceives it."""
     parts = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
     linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
     xyz = _XYZ @ np.clip(np.array(_VISION[vision]) @ linear, 0, 1) / np.array([0.9505, 1, 1.089])

@@ -1,4 +1,7 @@
-"""When a view comes, what the browser is told, and what stays: real kernels, on the newest ipykernel and on 6.31."""
+"""Views under cells in real kernels: when they appear, the messages that the browser gets, and the outputs that stay.
+
+The tests run on the newest ipykernel and on 6.31.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +41,17 @@ if not bundles.MONITOR.exists():  # what is drawn is the browser tests' business
 
 @dataclass
 class Browser(FrontEnd):
-    """A front end that keeps what monitors are told, and says for each that it is there.
+    """A front end that keeps the messages to monitors, and answers "here" once for each monitor.
 
-    Once, when a monitor was told something: what comes sooner may find nobody yet who takes it. A real view says it
-    again until it is answered.
+    It answers at the first message of a monitor: an earlier answer might find no handler. A real view repeats it until
+    the kernel replies.
     """
 
-    answers: bool = True  # else it says nothing
-    subshell: str | None = None  # through which widgets are heard while a cell runs, as JupyterLab makes one
+    answers: bool = True  # without answers the view seems to be missing
+    subshell: str | None = None  # takes messages of widgets while a cell runs; JupyterLab creates such a subshell
 
     def read(self, timeout_s: float = 10.0) -> dict[str, Any]:
-        """The next message, kept as it came: what shows it changes it."""
+        """Return the next message, with a copy of its content, because displaying a message changes it."""
         message = super().read(timeout_s)
         self.messages[-1] = {**message, "content": copy.deepcopy(message["content"])}
         told = message["content"].get("comm_id")
@@ -57,18 +60,18 @@ class Browser(FrontEnd):
         return message
 
     def tell(self, comm_id: str, content: dict[str, Any]) -> None:
-        """What a view says."""
+        """Send a message of a view to the kernel."""
         client = self.kernel.client
         header = {**client.session.msg_header("comm_msg"), **({"subshell_id": self.subshell} if self.subshell else {})}
         of = {"comm_id": comm_id, "data": {"method": "custom", "content": content}}
         client.session.send(client.shell_channel.socket, client.session.msg("comm_msg", of, header=header))
 
     def told(self, comm_id: str) -> list[tuple[dict[str, Any], bytes]]:
-        """What a monitor was told of the recording, oldest first: header and data."""
+        """Return the messages of the recording to a monitor, oldest first, as header and data."""
         return [(header, data) for header, data in self._said(comm_id) if header["kind"] != "heard"]
 
     def heard(self, comm_id: str) -> list[str]:
-        """When what a monitor says is answered, each time that it was told that."""
+        """Return the value of `answers` in each "heard" message to a monitor."""
         return [header["answers"] for header, _ in self._said(comm_id) if header["kind"] == "heard"]
 
     def _said(self, comm_id: str, messages: list[dict[str, Any]] | None = None) -> list[tuple[dict[str, Any], bytes]]:
@@ -81,7 +84,7 @@ class Browser(FrontEnd):
         ]
 
     def monitors(self, messages: list[dict[str, Any]] | None = None) -> list[str]:
-        """Comm ids of the monitors that were opened, oldest first."""
+        """Return the comm ids of the opened monitors, oldest first."""
         return [
             message["content"]["comm_id"]
             for message in (self.messages if messages is None else messages)
@@ -171,7 +174,7 @@ def test_lines_of_a_cell_that_needs_no_view_are_all_that_stays(browser):
 
 
 def waited_s(browser, code):
-    """Seconds from the start of a cell until it showed "loading"."""
+    """Return the seconds from the start of a cell until it displayed "loading"."""
     browser.messages.clear()
     asked = browser.kernel.start(code)
     browser.read_until(
@@ -317,7 +320,7 @@ def test_interrupt_ends_the_cell_where_the_kernel_hears_it(browser):
 
 
 def test_the_saved_picture_is_renewed_after_each_cell_that_recorded(browser):
-    """Also after a short cell, and soon after a cell whose picture was slow to draw."""
+    """Test this also for a short cell, and soon after a cell whose picture was slow to draw."""
     browser.run("%ddp_monitor")
     browser.run("import ddp_notebook")
     for step in range(3):
@@ -331,13 +334,13 @@ def test_the_saved_picture_is_renewed_after_each_cell_that_recorded(browser):
 
 
 def saved(browser: Browser) -> list[str]:
-    """Return the texts of the pictures that a saved notebook has had in place of its monitors."""
+    """Return the texts of the pictures that a saved notebook contains in place of its monitors."""
     contents = [m["content"]["data"] for m in browser.messages if m["msg_type"] == "update_display_data"]
     return [data["text/plain"] for data in contents if "ddpm-still" in data.get("text/html", "")]
 
 
 def test_where_nobody_can_type_nobody_looks(browser):
-    """As nbclient runs a notebook: a widget would stay in it for ever, with all its JavaScript."""
+    """nbclient runs a notebook without input. A widget would stay in the file for ever, with all its JavaScript."""
     for code in (TRAINS, MONITOR_1):
         reply = finish(browser, browser.kernel.client.execute(code, allow_stdin=False))
         assert reply.status == "ok"
@@ -389,7 +392,7 @@ def test_what_was_recorded_is_there_behind_the_end_until_ranks_are_there_again(b
 
 
 def make_subshell(client: Any) -> str | None:
-    """As JupyterLab makes one for widgets; None where the kernel has none."""
+    """Create a subshell, as JupyterLab does for widgets. Return its id, or None if the kernel supports none."""
     if "kernel subshells" not in client.kernel_info(reply=True, timeout=30)["content"].get("supported_features", ()):
         return None
     message = client.session.msg("create_subshell_request", {})
@@ -401,7 +404,8 @@ def make_subshell(client: Any) -> str | None:
 
 
 def sent_s(message: dict[str, Any]) -> float:
-    """When a message was sent. jupyter_client leaves dates as text where another library has set it so."""
+    """Return the time at which a message was sent. jupyter_client leaves dates as text if another library has set
+    this."""
     date = message["header"]["date"]
     return (datetime.fromisoformat(date) if isinstance(date, str) else date).timestamp()
 
@@ -433,9 +437,9 @@ def test_monitors_that_the_user_makes_share_one_thread_and_know_whether_a_cell_r
     browser.run("import ddp_notebook\nsession = ddp_notebook.start(2, reuse=True)")
     browser.run(MONITOR)
     [made] = browser.monitors()
-    for _ in range(2):  # the cell that makes it is run again
+    for _ in range(2):  # repeat the cell that creates the monitor
         browser.run(MONITOR)
-    # the thread of an earlier test's session may end a moment later
+    # The thread of an earlier test's session may end a moment later.
     wait_until(lambda: browser.run(THREADS).stdout == "1\n", what="several threads for one session")
 
     def states() -> list[str]:

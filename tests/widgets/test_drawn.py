@@ -1,7 +1,7 @@
 """Compare the charts of random histories in a browser with the recording, for each way in which a view gets rows.
 
-The feed is that of a session, and the page is the bundle in Chromium. What the chart was given is read from it, and in
-one test its pixels. tests/browser/test_curves.py does the same in JupyterLab with ranks.
+The feed is that of a session, and the page is the bundle in Chromium. The tests read the data of the chart from the
+page, and one test reads its pixels. tests/browser/test_curves.py does the same in JupyterLab with ranks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ window.ready = true;
 
 
 class Kernel:
-    """A recording that grows, its feed, and the views on a page that it sends to."""
+    """A growing recording, its feed, and the views on a page that get its messages."""
 
     def __init__(self, browser_page: Page, world_size: int) -> None:
         self.page = browser_page
@@ -76,7 +76,7 @@ class Kernel:
         self.recording.feed(Batch(rank=rank, stream=rank + 1, texts=self.texts, tables={"metric": rows}))
 
     def begin(self, cell: int, is_given: bool = False) -> None:
-        """A cell of the notebook is sent to the ranks, which gives the steps that it logs or not."""
+        """Begin a cell. `is_given` is True if the cell passes the steps to `log`."""
         self.cell, self.is_given = cell, is_given
         self.recording.prompts[cell] = f"In [{cell + 2}]"
 
@@ -104,7 +104,8 @@ class Kernel:
         self.page.evaluate("([name, messages]) => views[name].take(messages)", [name, packed(messages)])
 
     def answer(self, name: str, message: str) -> list[Any]:
-        """Answer a view. The page may ask while a delta is on its way to another view: messages keep their order."""
+        """Answer a view. The page may send a request before a delta has reached another view: messages keep their
+        order."""
         content = json.loads(message)
         before = [self.unsent.pop(name)] if name in self.unsent else []
         if content["kind"] == "hello":
@@ -153,8 +154,10 @@ def make_kernel(browser_page):
 
 
 def drawn(shown: Page, name: str, timeout_s: float = 10.0) -> dict[str, Any]:
-    """Return the points of the metric's chart when no request for more is open and all rows are drawn. The browser
-    tells a view only after a while that it can be seen."""
+    """Return the points of the metric's chart after all replies have arrived and all rows are drawn.
+
+    The browser notifies a view with a delay that it is visible.
+    """
     until = time.monotonic() + timeout_s
     while True:
         shown.evaluate("(name) => views[name].el.scrollIntoView()", name)
@@ -184,7 +187,10 @@ def truth(recording: Recording, name: str, cells: list[int]) -> dict[int, tuple[
 
 
 def check(state: dict[str, Any], recording: Recording, cells: list[int], prefix: str = "") -> bool:
-    """The lines are those of the recording, or the panel says how many points are missing. Returns whether it does."""
+    """Check that the lines equal the recording, or that the panel states how many points are missing.
+
+    Return True if points are missing.
+    """
     true = truth(recording, state["metric"], cells)
     assert true, "nothing was logged"
     notes = [note for note in state["notes"] if "drawn" in note]
@@ -193,7 +199,7 @@ def check(state: dict[str, Any], recording: Recording, cells: list[int], prefix:
     logged = sum(len(steps) for steps, _ in true.values())
     x = np.array(state["x"], float)
     ends = np.array(state["ends"], float)
-    begins = np.array([x[ends == end].min() for end in ends])  # a stretch has two places, with the same end
+    begins = np.array([x[ends == end].min() for end in ends])  # a stretch has two points with the same end
     for rank, (steps, values) in true.items():
         line = of_rank[rank]["values"]
         at = np.array([place for place, value in enumerate(line) if value != "none"], int)
@@ -217,7 +223,7 @@ def check(state: dict[str, Any], recording: Recording, cells: list[int], prefix:
 
 
 def check_thinned(x: Any, begins: Any, ends: Any, shown: Any, steps: Any, values: Any) -> None:
-    """Every value that is drawn was logged in its stretch, and no stretch hides one that lies further out."""
+    """Check that every drawn value was logged in its stretch, and that no stretch hides a more extreme value."""
     finite = np.isfinite(values)
     for begin, end, value in zip(begins, ends, shown, strict=True):
         if np.isfinite(value):
@@ -227,7 +233,7 @@ def check_thinned(x: Any, begins: Any, ends: Any, shown: Any, steps: Any, values
     shown_steps, shown = x[np.isfinite(shown)], shown[np.isfinite(shown)]
     assert (shown.min(), shown.max()) == (values.min(), values.max())
     span = max(steps[-1] - steps[0], 1)
-    stretch = float((ends - begins).max())  # longer than a short run that lies over a long one
+    stretch = float((ends - begins).max())  # longer than a short run that is drawn over a long one
     assert max(shown_steps[0] - steps[0], steps[-1] - shown_steps[-1]) <= max(span / 20, stretch)
     width = max(0.05 * span, 2 * stretch)
     for begin in np.linspace(steps[0], steps[-1], 12):
@@ -238,7 +244,7 @@ def check_thinned(x: Any, begins: Any, ends: Any, shown: Any, steps: Any, values
 
 
 def history(kernel: Kernel, random: np.random.Generator, *, floods: bool) -> Iterator[str]:
-    """Cells that log at random. Yields what has just happened, so that views can come in between."""
+    """Run cells that log at random. Yield the name of the last event, so that views can be opened in between."""
     world_size = kernel.recording.world_size
     step = 0
     for _ in range(int(random.integers(1, 5))):
@@ -266,7 +272,7 @@ def history(kernel: Kernel, random: np.random.Generator, *, floods: bool) -> Ite
 
 
 def runs_of(recording: Recording, name: str) -> list[list[int]]:
-    """Cells of each run, told from the rows, not by the product."""
+    """Return the cells of each run, computed from the rows without the code under test."""
     rows = recording.rows("metric")
     rows = rows[rows["name"] == NAMES.index(name) + 1]
     reach, given = defaultdict(list), set()
@@ -284,7 +290,7 @@ def runs_of(recording: Recording, name: str) -> list[list[int]]:
 
 
 def a_random_history(kernel: Kernel, seed: int) -> list[bool]:
-    """Views that were opened before, during and after the cells, a second one and a small one draw the newest run."""
+    """Check views that were opened before, during and after the cells, and a small one. They draw the newest run."""
     random = np.random.default_rng(seed)
     shown = kernel.page
     kernel.open("before")
@@ -303,7 +309,7 @@ def a_random_history(kernel: Kernel, seed: int) -> list[bool]:
         thinned.append(check(state, kernel.recording, runs[-1]))
     state = drawn(shown, "after")
     runs = runs_of(kernel.recording, state["metric"])
-    if len(runs) > 1:  # an earlier one is chosen, then laid under the newest
+    if len(runs) > 1:  # select an earlier run, then draw it under the newest
         chosen = int(random.integers(0, len(runs) - 1))
         choose = "([name, cells]) => monitor(name).store.choose({ runs: new Set(cells) })"
         for view in ("after", "before"):
@@ -331,7 +337,7 @@ def test_what_is_drawn_of_many_random_histories_is_the_recording(make_kernel, br
 
 
 def test_a_run_of_64_steps_after_a_cell_with_20000_values_is_drawn_whole(make_kernel):
-    """It was one dot."""
+    """It was drawn as one dot."""
     kernel = make_kernel(2)
     for cell, count in ((1, 20_000), (2, 64)):
         kernel.begin(cell)

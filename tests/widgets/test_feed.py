@@ -1,4 +1,4 @@
-"""What views are told, against what the recording says."""
+"""The messages to views, compared with the recording."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def recorded(run):
 
 
 def play(run, feed, recording, tick_ms=100):
-    """Feed what the ranks did as it happened, and read it as views are told it. Yields messages."""
+    """Feed the batches of the ranks in the order of time. Yield the messages to views."""
     time_of = {
         "call": "end_ns",
         "span": "end_ns",
@@ -241,13 +241,13 @@ def test_too_much_is_left_out_by_whole_steps_and_said_and_comes_when_it_is_asked
 
 
 def logs(rank: Rank, cell: int, values: Any, name: str = "loss") -> Any:
-    """A batch of a rank that logs these values, one a step."""
+    """Return a batch of a rank that logs these values, one in each step."""
     rows = [rank.row("metric", name=name, cell=cell, step=at, value=value) for at, value in enumerate(values)]
     return rank.batch(*rows)
 
 
 def metrics_of(message: Any, cell: int) -> tuple[Any, dict[str, float]]:
-    """Rows of a cell, and the row of `course`."""
+    """Return the rows of a cell, and its row of `course`."""
     tables = unpack(message.header, message.data)
     [course] = tables["course"][tables["course"]["cell"] == cell]
     return tables["metric"][tables["metric"]["cell"] == cell], {
@@ -351,14 +351,14 @@ def test_values_of_a_collective_that_all_ranks_know_are_told():
 def test_values_of_many_calls_of_a_rank_belong_to_their_own_call():
     ranks = [Rank(0), Rank(1)]
     recording = Recording(2)
-    for one in ranks:  # one rank's after the other's
+    for one in ranks:  # all rows of one rank before those of the other
         rows = []
         for number in range(1, 101):
             op, shapes = ("broadcast", [[1]]) if number % 2 else ("all_reduce", [[2, 3]])
             rows += [
                 one.call(op, cell=1, shapes=shapes, issue_ns=1000 * number, end_ns=1000 * number + 9),
                 one.values(number, 1, [float(number)]),
-                one.values(number, 2, [-1.0], name="weight"),  # of a gradient: this is a span's number
+                one.values(number, 2, [-1.0], name="weight"),  # a gradient: this is the number of a span, not of a call
             ]
         recording.feed(one.batch(*rows))
     feed = Feed(recording, is_live=False)
@@ -427,7 +427,7 @@ def test_a_feed_of_64_ranks_begins_with_little():
 
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_between_a_resize_and_its_successor_it_tells_of_the_ranks_that_it_knows(world_size):
-    """The recording has the new number first, and rows of new ranks may come meanwhile."""
+    """The recording has the new world_size first, and rows of new ranks can arrive before the feed is replaced."""
     recording = Recording(2)
     feed = Feed(recording)
     present = LiveStatus(feed, None, "ranks")

@@ -1,4 +1,4 @@
-"""Whether views answer is measured: by the thread in which the kernel reads what they say."""
+"""Detection of the front end: the thread in which the kernel reads answers shows when views can answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def nothing_is_known_before(monkeypatch):
 
 
 def beside(call):
-    """Call it in a thread of its own, as a subshell would."""
+    """Call it in a separate thread, as a subshell does."""
     found = []
     thread = threading.Thread(target=lambda: found.append(call()))
     thread.start()

@@ -1,4 +1,4 @@
-"""The monitor as HTML in a real kernel: when it takes the place of a widget, how often it is redrawn, what stays."""
+"""The monitor as HTML in a real kernel: when it replaces a widget, how often it is redrawn, and which outputs stay."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STOP = "from ddp_notebook import session\nif (running := session.current()) is n
 
 @pytest.fixture(scope="module")
 def page(kernel):
-    """A front end in which no widget answers, and two ranks with a model."""
+    """Create a front end in which no widget answers, and two ranks with a model."""
     made = Browser(kernel, answers=False, subshell=make_subshell(kernel.client))
     made.run(OWN_BUNDLE)
     made.run("%ddp_start 2")
@@ -47,7 +47,7 @@ def only_its_own_messages(page):
 
 
 def drawn(page: Browser) -> list[tuple[float, str]]:
-    """Each time that HTML of the monitor came: when it was sent, and what."""
+    """Return each HTML of the monitor, with the time at which it was sent."""
     return [
         (sent_s(message), message["content"]["data"]["text/html"])
         for message in page.messages
@@ -57,7 +57,7 @@ def drawn(page: Browser) -> list[tuple[float, str]]:
 
 
 def displays(page: Browser) -> list[dict[str, Any]]:
-    """What was displayed anew."""
+    """Return the contents of the new displays."""
     return [message["content"] for message in page.messages if message["msg_type"] == "display_data"]
 
 
@@ -116,12 +116,12 @@ def test_monitor_is_redrawn_under_the_cells_and_settles_after_them(page):
     [under] = displays(page)
     assert "ddp-html" in under["data"]["text/html"], "under the cell, which may be far from it"
     assert len(drawn(page)) >= 6
-    page.read_until(lambda: is_last_step(drawn(page)[-1][1]))  # what the ranks recorded last comes after the cell
+    page.read_until(lambda: is_last_step(drawn(page)[-1][1]))  # the last rows of the ranks arrive after the cell
     until = time.monotonic() + 15
     while True:
         count = len(drawn(page))
         page.run("1 + 1")
-        time.sleep(0.7)  # the look behind the cell would have drawn
+        time.sleep(0.7)  # a redraw after the cell would have happened in this time
         page.run("1 + 1")
         if len(drawn(page)) == count:
             break
@@ -136,7 +136,8 @@ def test_monitor_is_redrawn_under_the_cells_and_settles_after_them(page):
 
 
 def test_the_numbers_of_the_run_are_current_when_its_cell_is_over(page):
-    """They are computed at most once a second, so the first look after the cell may be too early for them."""
+    """The numbers are computed at most once a second, so the first check after the cell may be too early for new
+    ones."""
     page.run("%ddp_monitor")
     page.run("from ddp_notebook.widgets import live_status\nlive_status._PERIOD_S = 2.0")
     page.messages.clear()
@@ -146,19 +147,19 @@ def test_the_numbers_of_the_run_are_current_when_its_cell_is_over(page):
     page.run("live_status._PERIOD_S = 1.0\nprint(ddp_notebook.current().recording.runs()[-1].per_step)")
     [per_step] = re.findall(r"[\d.]+ m?s/step", shown)
     assert per_step in "".join(m["content"]["text"] for m in page.messages if m["msg_type"] == "stream")
-    page.run(MONITOR_2)  # the live one is closed
+    page.run(MONITOR_2)  # closes the live monitor
 
 
 @pytest.mark.long
 def test_an_idle_kernel_replaces_a_widget_and_hears_it_when_it_answers_after_all(page):
-    page.run("%ddp_restart")  # a session that does not know yet
+    page.run("%ddp_restart")  # a session that does not know yet that no widget answers
     shown = page.run("%ddp_monitor").displays
     assert VIEW in shown[0] and len(page.monitors()) == 1
     page.read_until(lambda: drawn(page) != [])
     assert "idle" in drawn(page)[0][1] and "ddp-html" in drawn(page)[0][1]
     page.run(SET_UP)
 
-    # It answers late: no second view, and the next one is a widget.
+    # The widget answers late: no second view appears, and the next view is a widget.
     replaced = last_monitor(page)
     page.tell(replaced, {"kind": "here", "last": True})
     page.read_until(lambda: page.heard(replaced) != [])
@@ -179,7 +180,7 @@ def test_an_idle_kernel_replaces_a_widget_and_hears_it_when_it_answers_after_all
 
 
 def last_monitor(page: Browser) -> str:
-    """The comm of the widget that was replaced last."""
+    """Return the comm id of the widget that was replaced last."""
     return [name for name, state in page.models.items() if "Monitor" in state.get("_anywidget_id", "")][-1]
 
 

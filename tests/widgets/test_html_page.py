@@ -1,4 +1,4 @@
-"""The monitor as HTML: what it says, that it stays small and quick, and that nothing of a user's becomes markup."""
+"""The monitor as HTML: its text is right, it is small and fast, and no text of a user becomes markup."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NASTY = "<script>alert('x')</script>&\"rate\" %s {0} </style>"
 
 
 class Page(HTMLParser):
-    """What a browser would read: every element is closed, and texts by the element that they stand in."""
+    """A parsed page: every element is closed. Texts are kept with the element that contains them."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Page(HTMLParser):
 
 
 def looked_at(recording: Recording, cell: int | None = None, **head: Any) -> PageState:
-    """What is shown of a recording that grows."""
+    """Return the state of the page for a live recording."""
     feed = Feed(recording, cell)
     present = LiveStatus(feed, None, "the ranks")
     feed.delta(feed.end_ns, present.head(), present.look(0.0))
@@ -68,7 +68,7 @@ def looked_at(recording: Recording, cell: int | None = None, **head: Any) -> Pag
 
 
 def steps(durations_ms, rank=0, first=0):
-    """Rows of steps that computed all the time."""
+    """Return rows of steps that computed all the time."""
     rows = empty("step", len(durations_ms))
     rows["rank"], rows["step"] = rank, first + np.arange(len(rows))
     rows["duration"] = rows["compute"] = durations_ms
@@ -76,7 +76,7 @@ def steps(durations_ms, rank=0, first=0):
 
 
 def steps_of_all_parts(durations_ms, rank):
-    """The same time in every part, a part of computing under an all_reduce."""
+    """Return rows of steps with equal parts. A part of the computing overlaps with an all_reduce."""
     rows = steps(durations_ms, rank)
     for part in STEP_PARTS:
         rows[part] = rows["duration"] / len(STEP_PARTS)
@@ -184,7 +184,7 @@ def test_what_users_write_is_text():
 
 
 def many(world_size: int, count: int, name: str = "loss") -> Recording:
-    """Ranks that log different values for so many steps."""
+    """Return a recording of ranks that log different values for `count` steps."""
     recording = Recording(world_size)
     for rank in range(world_size):
         rows = np.zeros(count, METRIC)
@@ -245,7 +245,7 @@ def test_long_texts_of_64_ranks_do_not_make_it_large():
 def test_a_course_is_the_lowest_and_highest_of_equal_stretches():
     course = Series(world_size=2)
     values = np.random.default_rng(1).random(1000)
-    for begin in range(0, 1000, 37):  # as it comes, rank by rank
+    for begin in range(0, 1000, 37):  # parts of each rank, as they arrive
         part = np.arange(begin, min(begin + 37, 1000))
         for rank in (0, 1):
             course.add(np.full(len(part), rank), part, values[part] + rank, cell=1)
@@ -382,7 +382,7 @@ def test_of_many_ranks_the_slowest_have_a_row():
 
 
 class Display:
-    """What `display(display_id=True)` gives back."""
+    """A replacement for the result of `display(display_id=True)`."""
 
     def __init__(self) -> None:
         self.shown: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""A recording as one page: complete, self-contained, and drawn by a real browser that has no network."""
+"""A recording as one page: complete, self-contained, and drawn by a real browser without a network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVIL = "</script><script>document.title='taken'</script><!--<script> & $title"
 
 @contextmanager
 def opened(path, *, scripts: bool = True, scheme: Literal["light", "dark"] = "light"):
-    """The page in Chromium, without a network. Any word of its console fails the test."""
+    """Open the page in Chromium without a network. Any message in its console fails the test."""
     said: list[str] = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium.executable(), args=list(chromium.ARGUMENTS))
@@ -84,7 +84,7 @@ def test_every_panel_draws_it_without_a_kernel_or_a_network(saved, recording):
         assert [tab.inner_text() for tab in tabs] == ["Loss", "Gradient sync", "Timeline", "Tensors", "Ranks", "Calls"]
         for tab in tabs:
             tab.click()
-            shown.wait_for_timeout(200)  # for what it would say to the console
+            shown.wait_for_timeout(200)  # time for messages to the console
             assert tab.get_attribute("aria-selected") == "true"
 
 
@@ -145,7 +145,7 @@ def test_of_what_is_too_much_the_last_rows_stay_and_the_page_says_so(recording, 
 def test_values_that_stay_are_the_last_of_all_ranks(monkeypatch):
     monkeypatch.setitem(saved_page.MOST, "value", 8)
     recording = Recording(2)
-    for one in (Rank(0), Rank(1)):  # one rank's after the other's
+    for one in (Rank(0), Rank(1)):  # all rows of one rank before those of the other
         for number in range(1, 21):
             recording.feed(one.batch(one.call(cell=1, issue_ns=1000 * number), one.values(number, 1, [1.0])))
     found = saved_page.message(recording)

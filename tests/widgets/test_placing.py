@@ -1,4 +1,4 @@
-"""When views prepare what stays of them: no cell waits for a picture that it does not get."""
+"""Preparation of the saved picture: no cell waits for a picture that it does not get."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_cell_does_not_wait_for_the_import_of_a_picture_that_it_does_not_get_a
 
     message = kernel.start(IS_THERE)
     until = time.monotonic() + 30
-    while True:  # the kernel has begun with the cell
+    while True:  # until the kernel has begun the cell
         told = kernel.client.get_iopub_msg(timeout=until - time.monotonic())
         if told["msg_type"] == "execute_input" and told["parent_header"]["msg_id"] == message:
             break

@@ -1,4 +1,4 @@
-"""The one thread: what it tells while ranks work, idle, hang, die, and when the session ends."""
+"""The publisher thread: its messages while ranks work, idle, hang or die, and at the end of the session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.widgets.unpacking import unpack
 
 
 class View:
-    """What one view is told."""
+    """The messages to one view."""
 
     def __init__(self, publisher):
         self.messages = []
@@ -42,7 +42,7 @@ class View:
 
 @pytest.fixture
 def watched(make_session):
-    """Two ranks and a view of them."""
+    """Start two ranks and a view of them."""
     session = make_session(2, hang_after_s=None)
     feed = Feed(session.recording)
     publisher = Publisher(feed, LiveStatus(feed, session._cells, "2 ranks, gloo"))
@@ -84,14 +84,14 @@ def test_what_a_rank_logs_is_told_soon_and_not_in_too_many_messages(watched):
     took_s = time.monotonic() - began_s
     wait_until(lambda: sum(len(rows) for _, rows in logged(view)) == 200, what="all that was logged")
 
-    # The clock of ranks on this machine is the notebook's.
+    # Ranks on this machine have the clock of the notebook process.
     late_ms = sorted(told_ms - time_ms for told_ms, rows in logged(view) for time_ms in rows["time"].tolist())
     assert late_ms[int(len(late_ms) * 0.95)] < 300
     assert len(view.messages) - began <= 12 * took_s + 5
 
 
 def logged(view):
-    """Rows of metrics in deltas, and when these left, in milliseconds of the recording."""
+    """Return the rows of metrics in deltas, each with the time at which the delta was sent, in ms of the recording."""
     found = []
     for message in view.messages:
         rows = unpack(message.header, message.data).get("metric")
@@ -164,7 +164,7 @@ def test_a_sink_that_fails_does_not_end_it():
 
 @pytest.mark.slow
 def test_a_view_of_which_nothing_is_heard_gets_the_snapshot_again(monkeypatch):
-    """What was sent before its JavaScript ran is lost in marimo, and it cannot ask while a cell runs."""
+    """In marimo, messages before its JavaScript runs are lost, and the view cannot send a request while a cell runs."""
     monkeypatch.setattr("ddp_notebook.widgets.publisher._AGAIN_S", (0.3, 0.9, 30.0))
     recording = Recording(1)
     rank = Rank(0)
@@ -204,4 +204,4 @@ def test_what_a_monitor_cannot_show_is_named(wrong, words):
         Monitor(wrong)
     with pytest.raises(TypeError):
         Monitor()  # type: ignore[call-arg]
-    gc.collect()  # what Python says of a widget that it cannot close is an error in tests
+    gc.collect()  # a warning about a widget that cannot be closed would be an error in a later test

@@ -1,4 +1,4 @@
-"""Remote calls on the monitor's timeline: what views are told of them, against what the ranks have said."""
+"""Remote calls in the timeline of the monitor: messages to views, compared with the records of the ranks."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ BEGIN_NS, MS = 10**12, 10**6
 
 
 def sent(rank: Rank, count: int, at_ms: float, *, kind: str = "rpc_sync", **of: Any) -> tuple[str, Rows]:
-    """The caller's side of a call of rank 0's to rank 1 that takes 8 ms."""
+    """Return the caller's row of a call from rank 0 to rank 1 that takes 8 ms."""
     usual: dict[str, Any] = {"dst": 1, "src": 0, "function": "train", "site": "cell line 3", "nbytes": 100, "cell": 2}
     usual |= {"start_ns": BEGIN_NS + int(at_ms * MS), "end_ns": BEGIN_NS + int((at_ms + 8) * MS), "nbytes_back": -1}
     return rank.row("rpc", side=CALLER, number=numbered(0, count), kind=RPC_KINDS.index(kind), **(usual | of))
 
 
 def ran(rank: Rank, count: int, at_ms: float, **of: Any) -> tuple[str, Rows]:
-    """Its callee's, from 1 ms after it was sent until 3 ms before the answer."""
+    """Return the callee's row, from 1 ms after the call was sent until 3 ms before the answer."""
     usual: dict[str, Any] = {"start_ns": BEGIN_NS + int((at_ms + 1) * MS), "end_ns": BEGIN_NS + int((at_ms + 5) * MS)}
     usual |= {"src": -1, "dst": 1, "done_ns": -1, "cell": 2}
     return rank.row("rpc", side=CALLEE, number=numbered(0, count), **(usual | of))
 
 
 class Followed:
-    """A recording of two ranks that a feed follows."""
+    """A recording of two ranks with a feed."""
 
     def __init__(self) -> None:
         self.recording = Recording(2)
@@ -46,7 +46,7 @@ class Followed:
         self.feed.start_ns = BEGIN_NS
 
     def told(self, at_ms: float) -> Rows:
-        """The bars of remote calls in the next message."""
+        """Return the bars of remote calls in the next message."""
         return bars(self.feed.delta(BEGIN_NS + int(at_ms * MS), {}))
 
 
@@ -90,7 +90,7 @@ def test_an_operator_travels_alone_when_its_callee_has_not_told_in_time():
     one = Followed()
     caller, callee = one.ranks
     one.recording.feed(caller.batch(sent(caller, 0, 0, function="torch.add", kind="rpc_async")))
-    one.recording.feed(callee.batch(ran(callee, 9, 0)))  # nobody has called it
+    one.recording.feed(callee.batch(ran(callee, 9, 0)))  # its caller has no record of it
     assert not len(one.told(200))
     [call] = one.told(600)
     assert (call["kind"], call["peer"]) == (REMOTE_CALL, 1)
@@ -158,7 +158,7 @@ def test_a_call_that_is_under_way_is_drawn_once_it_is_over_and_open_where_a_wind
     ):
         assert [(row["state"], round(row["end"] - found[0]["start"], 4)) for row in found] == [(1, 8), (1, 5)]
     came_late = caller.batch(sent(caller, 0, 0, end_ns=-1)), callee.batch(ran(callee, 0, 0, end_ns=-1))
-    for batch in came_late:  # from threads that were about to tell so when it ended
+    for batch in came_late:  # from threads that were about to report the open call when it ended
         one.recording.feed(batch)
     (call,) = one.recording.calls()
     assert not call.is_open and call.ended_ns is not None

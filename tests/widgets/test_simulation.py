@@ -1,4 +1,4 @@
-"""Simulated ranks: what a recording of them says, and that they go on as time passes."""
+"""Simulated ranks: their recording, and that it grows as time passes."""
 
 from __future__ import annotations
 

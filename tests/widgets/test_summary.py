@@ -1,4 +1,4 @@
-"""What stays of a live view: a line of text and a picture."""
+"""The saved summary of a live view: a line of text and a picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIGHT, DARK = "#ffffff", "#111111"
 
 
 def recorded(**arguments):
-    """A real recording of a synthetic run."""
+    """Return a real recording of a synthetic run."""
     run = synthetic.simulate(**arguments)
     recording = Recording(run.world_size)
     for batch in run.batches():
@@ -56,7 +56,7 @@ def test_the_text_states_the_result():
 
 
 def test_the_ranks_of_a_run_are_those_that_it_had():
-    """A rank has left before the second run, and the tables hold rows of all."""
+    """A rank has left before the second run, and the tables contain rows of all ranks."""
     recording = recorded(world_size=2, steps=20, cell=2, into=synthetic.simulate(world_size=3, steps=20))
     assert saved_summary.text(recording, 1).startswith("cell 1: 3 ranks, 20 steps, ")
     assert saved_summary.text(recording, 2).startswith("cell 2: 2 ranks, 20 steps, ")
@@ -155,7 +155,7 @@ def test_it_reads_on_a_light_and_on_a_dark_page(ground):
     image = opened(saved_summary.picture(simulate(4))).convert("RGBA")
     page = Image.new("RGBA", image.size, ground)
     page.alpha_composite(image)
-    title = np.asarray(page.convert("L"), float)[:26]  # nothing but words
+    title = np.asarray(page.convert("L"), float)[:26]  # contains only text
     paper = title[0, -1]
 
     def luminance(grey):

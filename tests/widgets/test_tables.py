@@ -1,4 +1,4 @@
-"""What travels is what was there, in few bytes."""
+"""Tables keep their values in messages, and need few bytes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_step_is_shown_on_all_ranks_or_on_none_though_the_rate_changes():
     thinning = DrawingBudget(1000)
     thinning.adapt(np.arange(4), nbytes=100, seconds=0.1)
     before = thinning.keep(np.arange(100))
-    thinning.adapt(np.arange(96, 100), nbytes=400, seconds=0.5)  # one rank's part of step 96 to 99 came before
+    thinning.adapt(np.arange(96, 100), nbytes=400, seconds=0.5)  # a rank's part of steps 96 to 99 was sent before
 
     assert thinning.every == 1
     thinning.adapt(np.arange(100, 110), nbytes=1500, seconds=0.5)

@@ -41,7 +41,7 @@ def train():
 
 def main():
     dist.init_process_group("gloo")
-    train()  # models in DDP that end after their group may hang, in torch itself
+    train()  # models in DDP that are deleted after their group may hang in torch itself
     dist.destroy_process_group()
 
 

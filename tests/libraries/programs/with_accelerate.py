@@ -1,4 +1,4 @@
-"""A training with accelerate, as its quick tour has it. Prints the losses of each rank, to the last bit."""
+"""A training with accelerate, as in its quick tour. Prints the losses of each rank, to the last bit."""
 
 import torch
 from accelerate import Accelerator

@@ -1,4 +1,4 @@
-"""Metrics of torchmetrics, which gather their states from all ranks. Prints what each rank has."""
+"""Metrics of torchmetrics, which gather their states from all ranks. Prints the values of each rank."""
 
 import os
 

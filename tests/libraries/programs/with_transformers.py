@@ -1,5 +1,5 @@
-"""A training with transformers' Trainer: a tiny GPT-2, made from its configuration. Prints the losses of each rank, to
-the last bit."""
+"""A training with transformers' Trainer: a tiny GPT-2, created from its configuration. Prints the losses of each rank,
+to the last bit."""
 
 import tempfile
 

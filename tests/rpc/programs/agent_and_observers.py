@@ -1,4 +1,4 @@
-"""An agent that learns to heat rooms, each of which an observer on another rank has. The agent has the policy."""
+"""An agent learns to heat rooms. Each room belongs to an observer on another rank. The agent has the policy."""
 
 import os
 
@@ -20,7 +20,7 @@ def _remote_method(method, rref, *args, **kwargs):
 
 
 class Observer:
-    """Has a room that cools down by one degree a step; the agent heats it by 0, 1 or 2."""
+    """An observer with a room that cools down by one degree in each step. The agent heats it by 0, 1 or 2."""
 
     def __init__(self):
         self.id = rpc.get_worker_info().id

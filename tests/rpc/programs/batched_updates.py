@@ -1,4 +1,4 @@
-"""A parameter server that waits for the gradients of all trainers, takes one step, and answers them all at once."""
+"""A parameter server waits for the gradients of all trainers, takes one step, and answers all trainers at once."""
 
 import os
 import threading

@@ -1,6 +1,6 @@
-"""Two trainers with a dense layer in DDP, over an embedding on a parameter server; a master starts them.
+"""Two trainers with a dense layer in DDP, over an embedding on a parameter server. A master starts them.
 
-Both step the embedding whenever they like. It is sparse, so that neither writes what the other has changed meanwhile.
+Each trainer steps the embedding at any time. The gradients are sparse, so no trainer overwrites changes of the other.
 """
 
 import os
@@ -44,7 +44,7 @@ def _run_trainer(remote_emb_module, rank):
     optimizer = DistributedOptimizer(optim.SGD, parameter_rrefs, lr=0.5)
     chance = torch.Generator().manual_seed(rank)
     for _ in range(4):
-        words = torch.randint(WORDS // 2, (12,), generator=chance) * 2 + rank  # each trainer changes words of its own
+        words = torch.randint(WORDS // 2, (12,), generator=chance) * 2 + rank  # each trainer changes different words
         target = torch.randint(CLASSES, (4,), generator=chance)
         with dist_autograd.context() as context:
             output = model(words, torch.arange(0, 12, 3))

@@ -1,4 +1,4 @@
-"""A model on a parameter server, which the first trainer that asks for it makes, and which trainers train by turns."""
+"""A model on a parameter server. The first trainer that requests it creates it, and trainers train it in turn."""
 
 import os
 from threading import Lock

@@ -1,4 +1,4 @@
-"""A model in two shards on two ranks. A third feeds it a batch, whole and in two micro-batches, which overlap."""
+"""A model in two shards on two ranks. A third rank sends it a batch, whole and in two micro-batches, which overlap."""
 
 import os
 import threading
