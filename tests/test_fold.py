@@ -69,23 +69,33 @@ def test_a_line_waits_for_its_twins_and_not_for_ever():
     assert fold.take(now=0.0, talking={0, 1}) == [Folded(line("a"), [0, 1])], "all have it"
 
 
+def test_a_value_is_not_merged_with_a_printed_line():
+    fold = Fold()
+    fold.add(0, Item.line("stdout", "0"), now=0.0)
+    fold.add(0, Item.value("1"), now=0.0)
+    fold.add(1, Item.line("stdout", "1"), now=0.0)
+    fold.add(1, Item.value("2"), now=0.0)
+    shown = [(one.ranks, one.item.text) for one in fold.take_all()]
+    assert shown == [([0], "0"), ([1], "1"), ([0], "1"), ([1], "2")]
+
+
 def test_values_of_a_cell_stand_in_the_order_of_the_ranks():
     """Also if the first rank is late, unless it is very late."""
     fold = Fold()
     value = Display(cell=1, msg_type="execute_result", content={"data": {"text/plain": "1"}}, place=1)
-    fold.add(1, Item.line("stdout", "1", OTHERS_S), now=0.0)
+    fold.add(1, Item.value("1"), now=0.0)
     fold.add(1, Item.displayed(1, value), now=0.0)
     assert fold.take(now=OTHERS_S - 0.1, talking={0, 1}) == []
     assert fold.wait_s(OTHERS_S - 0.1) == pytest.approx(0.1)
-    fold.add(0, Item.line("stdout", "0", OTHERS_S), now=OTHERS_S - 0.1)
+    fold.add(0, Item.value("0"), now=OTHERS_S - 0.1)
     assert [(entry.ranks, entry.item.text) for entry in fold.take_all()] == [([0], "0"), ([1], "1"), ([1], "")]
 
-    fold.add(1, Item.line("stdout", "1", OTHERS_S), now=0.0)
-    fold.add(0, Item.line("stdout", "0", OTHERS_S), now=OTHERS_S / 2)
+    fold.add(1, Item.value("1"), now=0.0)
+    fold.add(0, Item.value("0"), now=OTHERS_S / 2)
     assert fold.take(now=OTHERS_S - 0.1, talking={2}) == []
     assert [entry.ranks for entry in fold.take(now=OTHERS_S, talking={2})] == [[0], [1]], "while rank 2 computes"
 
-    fold.add(1, Item.line("stdout", "1", OTHERS_S), now=0.0)
+    fold.add(1, Item.value("1"), now=0.0)
     assert [entry.ranks for entry in fold.take(now=OTHERS_S, talking={0, 1})] == [[1]]
 
 

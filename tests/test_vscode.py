@@ -259,7 +259,7 @@ def ignore_too_late():  # as if it had come before, to another thread, and Pytho
     _thread.interrupt_main()
     return before
 signal_handlers._ignore_sigint = ignore_too_late
-made = signal_handlers.Handlers(lambda *_: interrupted.append(1), lambda: True)
+made = signal_handlers.SignalHandlers(lambda *_: interrupted.append(1), lambda: True)
 signal_handlers._ignore_sigint = ignore
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal_handlers._ignore_sigint = ignore_too_late

@@ -13,7 +13,7 @@ const FOLDERS = [
   ["tests/", -40],
 ];
 
-var Scorer = {
+globalThis.Scorer = {
   score: ([docname, , , , score]) => score + (FOLDERS.find(([folder]) => docname.startsWith(folder))?.[1] ?? 0),
   objNameMatch: 11,
   objPartialMatch: 6,

@@ -14,6 +14,7 @@ import pytest
 from ddp_notebook.observe.figures import figures
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report import remote
+from ddp_notebook.observe.report.bubbles import Bubble
 from ddp_notebook.observe.report.report import report
 from ddp_notebook.observe.steps.waits import straggler
 from ddp_notebook.records.codec import Batch
@@ -587,3 +588,14 @@ def test_a_later_cell_without_an_optimizer_step_is_named_after_few_steps():
         run.span(rank, "backward", "", *(int(run.rows("span")["end_ns"].max()) + ms * MS for ms in (1, 2)), cell=3)
 
     assert str(report(run)).splitlines()[-1].startswith("cell 3 ran later with backward passes, but no optimizer step")
+
+
+@pytest.mark.parametrize(
+    ("span_ms", "share"), [(40, "40 %"), (50, "50 %"), (115, "50 %")], ids=["shorter", "as long", "longer"]
+)
+def test_the_bubble_is_at_most_the_idle_share_of_the_pipeline(span_ms, share):
+    """The span from the first rank's begin to the last rank's end can be longer than the step of one rank."""
+    bubble = Bubble(schedule="GPipe", stages=2, microbatches=4, measured=0.5, ideal=0.2, span_ns=span_ms * MS)
+    found, said = bubble.loss(step_ns=50 * MS)
+    assert said == f"{share} of the step is the bubble of the pipeline: GPipe with 2 stages and 4 microbatches"
+    assert found <= 0.5

@@ -42,7 +42,8 @@ class Bubble:
 
     def loss(self, step_ns: float) -> tuple[float, str]:
         """Return the lost share of the step, and the verdict about it; 0 if it is not worth mentioning."""
-        share = self.lost_ns / step_ns if step_ns else 0.0
+        # The span begins with the first rank and ends with the last, so it can be longer than the step of a rank.
+        share = self.measured * min(1.0, self.span_ns / step_ns) if step_ns else 0.0
         if share < _LARGE:
             return 0.0, ""
         return share, f"{percent(share)} of the step is the bubble of the pipeline: {self._what}"

@@ -52,9 +52,14 @@ class Item:
     form: LinePattern | None = field(default=None, init=False, compare=False, repr=False)
 
     @classmethod
-    def line(cls, stream: str, text: str, waits_s: float = TWINS_S) -> Item:
+    def line(cls, stream: str, text: str) -> Item:
         """Create an item for a line, given without its line end."""
-        return cls(f"{stream}:{text}", stream, text, waits_s=waits_s)
+        return cls(f"{stream}:{text}", stream, text)
+
+    @classmethod
+    def value(cls, text: str) -> Item:
+        """Create an item for the text of a cell's value. It never equals a printed line."""
+        return cls(f"value:{text}", "stdout", text, waits_s=OTHERS_S)
 
     @classmethod
     def displayed(cls, rank: int, display: Display) -> Item:
@@ -73,7 +78,8 @@ class Item:
         if self.display is None:
             self.form = form = form_of(self.text)
             if form is not None:
-                self.family, self.marker = f"{self.stream}:{form.shape}", f"{self.stream}:{form.marker}"
+                kind = self.key.partition(":")[0]
+                self.family, self.marker = f"{kind}:{form.shape}", f"{kind}:{form.marker}"
         if self.waits_s == OTHERS_S:
             self.family = _VALUES if self.display is None else _DISPLAYS
 

@@ -19,7 +19,7 @@ from ddp_notebook.records.units import size
 from ddp_notebook.run.cells.cell import OutputItem
 from ddp_notebook.run.output.card import STOP, Card
 from ddp_notebook.run.output.display_target import DisplayTarget
-from ddp_notebook.run.output.fold import OTHERS_S, TWINS_S, Fold, Folded, Item, Tail
+from ddp_notebook.run.output.fold import Fold, Folded, Item, Tail
 from ddp_notebook.run.output.labels import LONGEST_LABEL, labelled
 from ddp_notebook.run.output.rate_limiter import RateLimiter, new_id
 from ddp_notebook.run.output.slots import Bundle, OpenRow, OpenRows, Row
@@ -406,7 +406,7 @@ class Screen:
             self._count(len(text) + 1)
             if not self._unfinished.end_line(rank, "stdout", text):
                 is_value = display.msg_type == "execute_result"
-                self._fold.add(rank, Item.line("stdout", text, OTHERS_S if is_value else TWINS_S), now)
+                self._fold.add(rank, Item.value(text) if is_value else Item.line("stdout", text), now)
             return
         if data:
             self._fold.add(rank, Item.displayed(rank, display), now)
