@@ -1,6 +1,6 @@
 """Arguments of the functions that form and end groups: a rank accepts and rejects the same as torch in a plain process.
 
-Each call of a table runs in a process without this package and on a rank, with one rank each, and must end with the
+Each call of a table runs in a process without this package and on a rank, with one rank each. Both must end with the
 same type of exception or with none.
 """
 

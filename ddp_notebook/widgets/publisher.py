@@ -18,8 +18,8 @@ _IDLE_S = 0.5  # between two polls of a session that records nothing
 _QUIET = {"resource"}  # tables that do not trigger a message
 _CLOSE_S = 2.0
 # Times after which a view without any message gets its snapshot again. Messages are lost if they arrive before the
-# JavaScript of the view runs (marimo keeps none), and the view cannot request them if the kernel reads only after the
-# cell.
+# JavaScript of the view runs (marimo keeps none). If the kernel reads only after the cell, the view cannot request them
+# earlier.
 _AGAIN_S = (0.5, 1.5, 2.5, 4.0, 6.0, 9.0)
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -1,8 +1,7 @@
 """Move 200 MB between the notebook and a rank: `python -m tests.benchmarks.values`, from the root of the repository.
 
-Compares the kernel-mode CPU time of the notebook and one rank with that of two processes that move the same bytes
-through a plain socket pair. Measurements alternate, and the minimum of the rounds counts, because other load only adds
-time.
+Compare the kernel-mode CPU time of the notebook and one rank with that of two processes with a plain socket pair. Both
+move the same bytes. Measurements alternate, and the minimum of the rounds counts, because other load only adds time.
 """
 
 from __future__ import annotations

@@ -213,8 +213,8 @@ def _wait_for_url(process: psutil.Popen, runtime: Path, log: Path) -> str:
 def _end(process: psutil.Popen, log: Path) -> None:
     """End the server and its kernels. Fail if any process of its tree survives.
 
-    The server itself may survive. On a busy machine it has hung forever after its kernel had ended, because a page that
-    had just been reloaded requested the status of JupyterLab's build.
+    The server itself may survive. On a busy machine it has hung forever after its kernel had ended. The reason was the
+    request of a reloaded page for the status of JupyterLab's build.
     """
     tree = [process]
     with suppress(psutil.NoSuchProcess):  # a test may have ended the server itself

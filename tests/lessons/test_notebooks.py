@@ -1,7 +1,7 @@
 """The notebooks of the lessons: they run from the top without a user, their links are valid, and all are listed.
 
 In `make test` a worker runs its lessons one after the other in one kernel, so that torch, matplotlib and ipykernel are
-imported once, and lesson 19 is shortened (`SHORTER`). In `make test-long` each lesson has its full length and its own
+imported once. Lesson 19 is shortened (`SHORTER`). In `make test-long` each lesson has its full length and its own
 kernel, as for a reader.
 """
 

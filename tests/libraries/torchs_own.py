@@ -1,7 +1,7 @@
 """torch's tests of its distributed package, one by one on existing ranks: bare ones, or those of a session.
 
-`python -m tests.libraries.torchs_own` with `environment(3)` runs all of them on three bare ranks, forked for each test
-like torch's `MultiProcessTestCase` does, and prints the result on each rank as JSON.
+`python -m tests.libraries.torchs_own` with `environment(3)` runs all of them on three bare ranks. It forks the ranks
+for each test, as torch's `MultiProcessTestCase` does. It prints the result on each rank as JSON.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     run.batches()                                      the batches that each rank would send
 
 In each step every rank runs input, forward, backward, optimizer. The all-reduce of a bucket starts when all ranks have
-issued it and the previous one has finished, so waiting and transfer are as on a real network. The true parts of each
+issued it and the previous one has finished. Waiting and transfer are thus as on a real network. The true parts of each
 step are stored in `run.truth`, for comparison.
 """
 

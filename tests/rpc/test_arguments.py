@@ -1,7 +1,7 @@
 """Arguments of `init_rpc`: a rank accepts and refuses what torch does in a plain process.
 
-Each call of the table runs in a process without this package and on a rank, with one worker each, and must end with the
-same type of exception or with none.
+Each call of the table runs in a process without this package and on a rank, with one worker each. Both must end with
+the same type of exception or with none.
 """
 
 from __future__ import annotations

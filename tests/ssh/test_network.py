@@ -140,8 +140,8 @@ def _kept(session) -> list[int]:
 def _goes_through(session, made: namespaces.Namespaces, host: str, cut_s: float, name: str = "") -> tuple[float, float]:
     """Cut off a host during a cell, and check that nothing is lost.
 
-    Returns the seconds until a message with the host's name in its session, and those between the repair of the link
-    and the message that the host is back.
+    Return two times in seconds: until a message with the host's name in its session, and from the repair of the link
+    to the message that the host is back.
     """
     steps, epoch, name = 25, session.ranks.epoch, name or host
     session.run("kept = 0")

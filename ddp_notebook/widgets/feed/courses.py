@@ -111,8 +111,8 @@ def _shared(parts: list[Rows], room: int) -> Rows:
 def courses(rows: Rows) -> Rows:
     """Return one row of the table `course` for each course.
 
-    A row has the number of points, the first and the last step, the unit of the steps, and whether the program passed
-    all steps.
+    A row has the number of points, the first and last step and the unit of the steps. It also shows whether the program
+    passed all steps.
 
     Args:
         rows: (n,) Rows of `records.METRIC`, before they are thinned.
