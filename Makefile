@@ -125,6 +125,7 @@ tests-of-private-interfaces:
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/plain_english.py ddp_notebook tests tools hatch_build.py
 
 # The JavaScript: types (TypeScript reads them from the comments) and style. npm fetches both tools at the first time.
 lint-js: $(INSTALLED)

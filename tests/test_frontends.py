@@ -1,4 +1,4 @@
-"""The same cells in a terminal, in a script, in nbclient and in papermill."""
+"""Run the same cells in a terminal, in a script, in nbclient and in papermill."""
 
 from __future__ import annotations
 

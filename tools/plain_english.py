@@ -20,8 +20,9 @@ _MOST_WORDS = 40  # of a sentence
 _BAD_STARTS = re.compile(
     r"(What|Who|Whom|Whose|Whoever|Whatever|Whether|Of|Those|Likewise|The same)\b(?! (does|do|is|are)\b[^.]*\?)"
 )
-_SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`\"(])|\n\s*\n")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=:)\s+(?=[A-Z`])|\n\s*\n")
 _SECTION = re.compile(r"^(Args|Attributes|Example|Raises|Returns|Source|Yields)\b.*:", re.MULTILINE)
+_NO_PROSE = re.compile(r"^\s{4}|^\s*([-*|]|\d+\.|>>>)|\S {2,}\S")  # code, items of lists, rows of tables
 _FOR_TOOLS = re.compile(r"#\s*(noqa|type:|pragma|doctest|mypy|ruff|fmt|!|----)|^#!|^# -\*-")
 
 
@@ -45,7 +46,7 @@ def _prose(text: str) -> str:
     """Return the part of a docstring before its sections, without lists, tables and indented code."""
     section = _SECTION.search(text)
     text = text if section is None else text[: section.start()]
-    lines = [line for line in text.splitlines() if not re.match(r"\s{4,}|\s*([-*|]|\d+\.|>>>)", line)]
+    lines = [line for line in text.splitlines() if not _NO_PROSE.search(line)]
     return "\n".join(lines)
 
 

@@ -52,8 +52,8 @@ def connect(
     Raises:
         any exception of `check`.
         TimeoutError: the controller or an engine does not answer. The next attempt may succeed: an engine that
-            registers
-            while the client connects may be missing both in the list of engines and in the notifications after it.
+            registers while the client connects may be missing both in the list of engines and in the notifications
+            after it.
     """
     import ipyparallel
 

@@ -214,8 +214,7 @@ def visible(gpus: Sequence[Gpu], setting: str | None = None) -> list[Gpu]:
     Args:
         gpus: all GPUs of the host.
         setting: the variable's value; None if it is not set. Numbers are positions in the driver's list, and `GPU-`
-            names
-            may be shortened. The list ends at the first entry that matches no GPU.
+            names may be shortened. The list ends at the first entry that matches no GPU.
 
     Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """

@@ -164,8 +164,7 @@ def _split(words: Sequence[str], declared: LineParser) -> tuple[dict[str, str], 
 
     Returns:
         The values of the magic's own options by name, the options of torchrun, and the program. The program begins with
-            the
-        script or with `-m`, and is empty if there is neither.
+        the script or with `-m`, and is empty if there is neither.
     """
     own: dict[str, str] = {f"--{name}": declared.get_default(name) for name in ("agents", "name", "fold")}
     options, left = [], deque(words)

@@ -10,8 +10,7 @@ The cells run in one real kernel, and a Jupyter client measures them. At first o
 
 Then the first two run again while one busy process uses each core. Then the ranks create widgets and close them; blocks
 with and without widgets alternate. Then a default `ipp.Cluster(4)` is started. Its idle processes and client slow down
-    the
-kernel a little (measured: ours 1.73 of local instead of 1.65). Three cells alternate:
+the kernel a little (measured: ours 1.73 of local instead of 1.65). Three cells alternate:
 
     ours            as before
     px, default     `%%px` on that cluster, the reference of the bar

@@ -3,8 +3,7 @@
 Measures a step of DDP on one rank, whose buckets gloo reduces at once. 12 MB of other memory are written before each
     part,
 so that the code is in no cache. The models are a tiny MLP with six buckets and a transformer with two. Only the CPU
-    time of
-the training thread counts, so other load hardly matters. Blocks of the following kinds run in a random order:
+time of the training thread counts, so other load hardly matters. Blocks of the following kinds run in a random order:
 
 - kernels in Python that do nothing: the cost of calling Python from torch
 - kernels that note the start and the end of each operation

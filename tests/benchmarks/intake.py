@@ -7,8 +7,7 @@ three rows, 534 bytes. All processes, including the simulated ranks, share one c
 steady    1000 events/s on each rank: lost events, CPU load, and the delay of a batch
 ten times the same with 10 000 events/s on each rank
 flood     as fast as possible, in batches of 40 events: whether all lost events are counted, and the growth of memory
-          when
-          tables and queue are full
+          when tables and queue are full
 batch     50 rows, decoded and fed
 """
 

@@ -1,9 +1,8 @@
 """Two Slurm nodes with two ranks each: `python -m tests.benchmarks.jobs`, as root.
 
 The nodes are network namespaces of this machine, so both share its cores. Two tasks import torch at the same time, and
-    so do
-the two processes that a start is compared with. Measured from the call to the end of the first all_reduce, in an idle
-    queue:
+so do the two processes that a start is compared with. Measured from the call to the end of the first all_reduce, in an
+idle queue:
 
 slurm     a job that is requested with sbatch arguments
 template  a job by the batch template of an ipyparallel profile, as used at many sites

@@ -1,12 +1,10 @@
 """Cost of the monitor: `python -m tests.benchmarks.monitor`, from the root of the repository.
 
 many       64 simulated ranks in DDP with 1000 events per second each (50 steps of 14 buckets, 4 spans and 2 metrics),
-           all of
-           whose collectives have values: bytes per second to the browser, bytes of the first message, and CPU time per
-           message
+           all of whose collectives have values: bytes per second to the browser, bytes of the first message, and CPU
+           time per message
 training   a transformer with 1.3 million parameters in DDP on 4 ranks with an open monitor: CPU time of the publisher
-           and of
-           the ranks' senders (recorder and wire), relative to the CPU time of the ranks
+           and of the ranks' senders (recorder and wire), relative to the CPU time of the ranks
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Cost of the output of ranks: `python -m tests.benchmarks.output`, from the root of the repository.
 
 bytes     on iopub, including framing, per byte printed on all ranks: four ranks print 300 different lines of 40 bytes
-          per
-          second each. The minute is divided into thirds, because the ratio must not grow
+          per second each. The minute is divided into thirds, because the ratio must not grow
 delay     from a print to its arrival in a front end: four ranks print different lines at the same time, so each line is
-          held
-          for 50 ms to merge it with equal lines
+          held for 50 ms to merge it with equal lines
 flood     two million lines on each of two ranks: growth of the notebook's memory, and the time of the next `pass`
 """
 

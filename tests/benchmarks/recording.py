@@ -1,21 +1,19 @@
 """Cost of recording for a rank: `python -m tests.benchmarks.recording`, from the root of the repository.
 
 call       additional CPU time of a collective of four floats with the backend `fake`. Its operations finish at once, so
-           that
-           work that usually runs in other threads runs in the calling one. Measures synchronous calls, and asynchronous
-           calls with `wait`. Blocks with and without the recorder alternate in one process
+           that work that usually runs in other threads runs in the calling one. Measures synchronous calls, and
+           asynchronous calls with `wait`. Blocks with and without the recorder alternate in one process
 drain      CPU time of the recorder's thread for each collective
 log        CPU time of a `log()` of a float and of a tensor
 step       wall time and CPU time of a DDP step, with and without the recorder (its kernels are removed, and nothing is
            recorded). Short blocks alternate on the same ranks in a random order, because the speed of handing work
            between threads varies over time. There are several sessions, because the placement of memory and threads
            differs between sessions: by 0.02 of a step of 14 ms. (Rows of a block are sent at the next full second,
-               which
-           may be in a block of another mode: 0.002 at most.) The other modes are:
-           `%ddp_record off`, where kernels and the guard stay; `%ddp_record all`; kernels that do nothing, or only note
-           start and end of each operation, the minimum for a recorder in Python; and a second block without recording,
-           which shows the variation between equal blocks. The cost depends on the number of collectives and steps and
-           not on their size, so a tiny model, whose step takes some milliseconds, has the largest share
+           which may be in a block of another mode: 0.002 at most.) The other modes are: `%ddp_record off`, where
+           kernels and the guard stay; `%ddp_record all`; kernels that do nothing, or only note start and end of each
+           operation, the minimum for a recorder in Python; and a second block without recording, which shows the
+           variation between equal blocks. The cost depends on the number of collectives and steps and not on their
+           size, so a tiny model, whose step takes some milliseconds, has the largest share
 readable   from a `log()` on a rank until the notebook can read it
 
 CPU times use the minimum of the blocks, because other load only adds time.

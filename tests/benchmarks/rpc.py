@@ -6,11 +6,9 @@ call       `rpc_sync` of a function that returns at once: compared with torch's 
            processes share, and with torch over sockets, which does not poll, like ours
 bandwidth  16 MB there and back
 recording  CPU time of a recorded call relative to one that is not recorded: of all threads of both ranks, and of those
-           that
-           make and run calls
+           that make and run calls
 stop       additional CPU time of an unrecorded call if its wait can be interrupted, compared with torch's wait; and
-           with a
-           call of plain processes over sockets, which includes the cost of making a cell repeatable
+           with a call of plain processes over sockets, which includes the cost of making a cell repeatable
 matched    share of 10,000 calls that only one side has recorded
 
 CPU times are those of threads (the kernel's `schedstat`), and medians of differences between intervals in a random

@@ -150,7 +150,7 @@ for kind in ("Deep", "Small", "Deep"):
 
 @pytest.mark.long
 def test_a_rare_line_keeps_the_values_of_its_first_calls(session):
-    """The same number on each rank, independent of how many are in steps that keep values."""
+    """Each rank keeps the same number, independent of how many are in steps that keep values."""
     code = f"""
 main, rare = models = [make('Deep'), make('Small', bucket_cap_mb=25)]
 optimizer, x, y = torch.optim.SGD(main.parameters(), lr=1e-4), torch.randn(128, 512), torch.randn(128, 256)

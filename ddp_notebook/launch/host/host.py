@@ -511,8 +511,7 @@ class Host:
 
         Returns:
             The ids of processes that could not be ended. If the server does not answer, this is its own id: its end
-                will end
-            all of them.
+            will end all of them.
         """
         self.resume()
         try:

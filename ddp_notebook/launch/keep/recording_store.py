@@ -4,8 +4,7 @@
 
 A renumbering of ranks is written in place of a batch, under a number that no rank has. There are several files of equal
 size. When they reach their limit together, the oldest is removed. Its texts are kept, since later rows need them, and
-its
-rows are counted as dropped. Batches that a full disk rejects are handled in the same way.
+its rows are counted as dropped. Batches that a full disk rejects are handled in the same way.
 """
 
 from __future__ import annotations

@@ -60,8 +60,7 @@ class KeeperClient:
         told_all: set after all messages that were not shown before.
         lacking: new ranks that may lack variables, until a notebook has initialised them.
         renumbered: called with the former number of each kept rank, by its new one, after another notebook has resized
-            the
-            session.
+            the session.
         running: called with the running and waiting cells after each change.
     """
 

@@ -14,8 +14,7 @@ it is full, the sender blocks.
 
 On the host, a separate process, `hold`, owns the stream and listens on an abstract Unix socket. A new ssh passes it the
 file descriptors of its standard input and output. Both check that the other belongs to the same user, since any user
-may
-bind such a name. `hold` ends with the stream, or after the lease without data.
+may bind such a name. `hold` ends with the stream, or after the lease without data.
 """
 
 from __future__ import annotations

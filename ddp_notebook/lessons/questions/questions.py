@@ -44,9 +44,8 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
 
     Args:
         question: One of: the name of a question; a function of the answer; the right answer itself (numbers, an array,
-            or a
-            mapping from rank to these). A function returns `(is_right, reason)` or `is_right`, or raises AssertionError
-            with the reason.
+            or a mapping from rank to these). A function returns `(is_right, reason)` or `is_right`, or raises
+            AssertionError with the reason.
         answer: Answer of the reader.
 
     Raises:

@@ -94,7 +94,7 @@ def _around_init(
             dist.destroy_process_group()
         else:
             other = ""
-        # The same on all ranks of this cell, independent of attempts in other cells.
+        # Equal on all ranks of this cell, independent of attempts in other cells.
         cell = f"{here.store_prefix}/{here.epoch}.{(running() or (0, 0.0))[0]}"
         joined[cell] += 1
         options = {

@@ -19,7 +19,7 @@ _NAMES: Final = {
     NO_GROUP: "new_group new_subgroups_by_enumeration",
 }
 GROUP_AT: Final = {name: at for at, names in _NAMES.items() for name in names.split()}
-# The same for calls in other modules of torch, with unambiguous names.
+# Positions for calls in other modules of torch, with unambiguous names.
 ELSEWHERE: Final = {
     **{"DistributedDataParallel": 6, "FullyShardedDataParallel": 1},
     **dict.fromkeys(("fully_shard", "init_device_mesh"), NO_GROUP),
