@@ -177,7 +177,7 @@ def _load(shell: InteractiveShell) -> None:
     from ddp_notebook.on_rank import refuse_on_rank
     from ddp_notebook.run.cells.interrupt import uninterrupted
 
-    refuse_on_rank("the extension serves the notebook: call %load_ext ddp_notebook")
+    refuse_on_rank("%load_ext ddp_notebook")
     magics.load(shell)
     session = sys.modules.get("ddp_notebook.session")  # do not import it yet
     has_ranks = session is not None and session.current() is not None  # the extension was loaded before

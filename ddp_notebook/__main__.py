@@ -85,7 +85,8 @@ def _print_logs(found: AttachTarget) -> None:
     """Print the output of each rank under its number, then the log of the keeper."""
     if found.kind != SESSION:
         raise UsageError(
-            f"what {found.name} writes is where torchrun was started; torchrun --log-dir DIR --tee 3 keeps it in files"
+            f"{found.name} is a torchrun job, whose output is in the terminal that started it; "
+            "torchrun --log-dir DIR --tee 3 writes it to files too"
         )
     folder = Path(found.entries[0].folder)
     for log in sorted(folder.glob("rank*.log"), key=lambda path: (len(path.name), path.name)):

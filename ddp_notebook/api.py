@@ -90,7 +90,7 @@ def start(
         >>> ddp_notebook.start(4, hosts=hosts, keep=Keep(hours=12))  # doctest: +SKIP
         <Session: 4 ranks on gpu1 and gpu2, nccl>
     """
-    refuse_on_rank("ranks start no ranks: call start")
+    refuse_on_rank("start()")
     asked = with_defaults(
         StartOptions(
             world_size=world_size,

@@ -60,7 +60,7 @@ def attach_session(name: str = "", *, take_over: bool = False, look: bool = Fals
 
 
 def _attach(name: str, take_over: bool, look: bool) -> Session:
-    refuse_on_rank("ranks attach to no session: call attach_session")
+    refuse_on_rank("attach_session()")
     if (running := current()) is not None:
         if not running._is_kept:
             raise SessionExistsError(

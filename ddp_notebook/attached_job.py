@@ -38,7 +38,7 @@ def attach_job(name: str = "", *, take_over: bool = False) -> TorchrunJob:
         Traceback (most recent call last):
         ddp_notebook.errors.UsageError: cannot attach to 'no such job': ...
     """
-    refuse_on_rank("ranks attach to no job: call attach_job")
+    refuse_on_rank("attach_job()")
     if _current is not None and not _current.is_running and name in ("", _current.name):
         others = {one.name for one in lookup.everything() if one.kind == lookup.TORCHRUN}
         if not others or (name and name not in others):

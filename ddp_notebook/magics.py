@@ -79,8 +79,8 @@ class DDPMagics(Magics):
         if session._outlives_stop:
             name = session._kept_as
             raise UsageError(
-                f"{name} goes on elsewhere, and what this notebook restarts are its own ranks: %ddp_attach {name} "
-                "--take-over takes it over, %ddp_stop detaches from it"
+                f"this notebook must drive the ranks to restart them, but {name} goes on without it: "
+                f"%ddp_attach {name} --take-over takes it over, %ddp_stop detaches from it"
             )
         session_commands.restart(session)
 
@@ -230,7 +230,7 @@ class DDPMagics(Magics):
         assert self.shell is not None
         here = self.shell.user_ns
         if unknown := [repr(name) for name in given.names if name not in here]:
-            raise UsageError(f"the notebook has no variable {listed(unknown)}; set it here first, then push it")
+            raise UsageError(f"the notebook has no variable {listed(unknown)}; assign it in the notebook first")
         session_commands.of_session().push(
             {name: here[name] for name in given.names}, ranks=given.ranks, force=given.force
         )
@@ -267,7 +267,7 @@ class DDPMagics(Magics):
         assert self.shell is not None
         with AutoSend.of(self.shell).paused():
             if not self.shell.run_cell(code).success:
-                raise CellFailedHereError("the cell failed here, in the notebook: see above")
+                raise CellFailedHereError("the cell failed in the notebook: see the error above")
 
     def _cell_file(self, code: str) -> str:
         """Return the file name that the notebook gives to a cell's code."""

@@ -9,21 +9,21 @@ from traitlets.config import Application
 from ddp_notebook.errors import UsageError
 
 
-def refuse_on_rank(what: str) -> None:
+def refuse_on_rank(call: str) -> None:
     """Raise an error if this process is a rank of a session.
 
     Args:
-        what: the action that is invalid on a rank, and the call for the notebook: "ranks start no ranks: call start".
+        call: the call or magic that is valid only in the notebook, such as "start()".
 
     Raises:
         UsageError: this process is a rank.
 
     Example:
-        >>> refuse_on_rank("ranks start no ranks: call start")
+        >>> refuse_on_rank("start()")
     """
     engine = sys.modules.get("ddp_notebook.rank.engine")  # only ranks import this module
     if engine is not None and Application.initialized() and isinstance(Application.instance(), engine.RankEngine):
         raise UsageError(
-            f"this process is a rank, and {what} in a cell that stays in the notebook (with %ddp_auto on, one with "
-            "%%local above it)"
+            f"{call} must run in the notebook, but this process is a rank: use a cell that stays in the notebook (with "
+            "%ddp_auto on, one with %%local above it)"
         )

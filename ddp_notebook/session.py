@@ -102,7 +102,7 @@ class Session:
         self, options: StartOptions, *, report: Progress = lambda _: None, remote: KeeperClient | None = None
     ) -> None:
         global _current
-        refuse_on_rank("ranks start no ranks: call start")
+        refuse_on_rank("start()")
         self.ranks = SessionRanks(lambda: self._parts)
         self._synced_first: Synced | None = None
         self._remote = remote  # connection to the keeper of a kept session
@@ -146,7 +146,7 @@ class Session:
                 return
             except KeyboardInterrupt:
                 pass  # raised below, so that the traceback has no frames of this package
-        raise keyboard_interrupt("the start was interrupted: nothing of it is left")
+        raise keyboard_interrupt("the start was interrupted: all processes that it started have ended")
 
     def _begin(self, check: Callable[[], None], report: Progress) -> Startup:
         if self._remote is None and self.options.keep is not None:
@@ -319,7 +319,7 @@ class Session:
     ) -> _Cell:
         """Check the arguments of `run` and `submit`, and warn about code that would hang."""
         if not isinstance(code, str):
-            raise UsageError(f"code is text, not {type(code).__name__}: session.run('print(rank)')")
+            raise UsageError(f"code must be text, e.g. session.run('print(rank)'), got {type(code).__name__}")
         parts = self._parts
         liveness = parts.liveness
         dead = [] if self.options.heal else liveness.check_host().gone
@@ -495,7 +495,7 @@ class Session:
             >>> session.push({"ranks": 4}, ranks="0")
         """
         if variables is not None and not isinstance(variables, Mapping):
-            raise UsageError(f"push takes names and values, not {variables!r:.60}: push(x=1) or push({{'x': 1}})")
+            raise UsageError(f"push needs names and values, push(x=1) or push({{'x': 1}}), got {variables!r:.60}")
         self._parts.exchange.push({**(variables or {}), **values}, ranks, force=force)
 
     def __getitem__(self, name: str) -> RankValues:
@@ -547,7 +547,7 @@ class Session:
 
         if not isinstance(name, str):
             kind = type(name).__name__
-            raise UsageError(f'placement takes the name of what ranks have, placement("model"), not a {kind}')
+            raise UsageError(f'name must be the name of a variable, e.g. placement("model"), got a {kind}')
         return placements_of(name, self._ask(f"shards.parts_or_error(globals(), {name!r})", "shards"))
 
     def memory(self, code: str = "") -> Memory:
@@ -743,7 +743,9 @@ class Session:
         """Monitors of this session. `widgets.Monitor(session)` creates another one."""
         views: ViewPlacement | None = self._parts.hooks.need("monitor").views
         if views is None:
-            raise UsageError("the ranks record nothing that a monitor could show: the feature recording is off")
+            raise UsageError(
+                "a monitor needs the feature recording, which is off; restart Jupyter without DDP_NOTEBOOK_TEST_WITHOUT"
+            )
         return views
 
     def _beside(self, target: DisplayTarget | None, code: str) -> SideView | None:

@@ -116,7 +116,7 @@ def attach(name: str, *, take_over: bool, look: bool, wait: bool) -> None:
     Raises:
         UsageError: none matches, or several do, or an option does not apply to a job.
     """
-    refuse_on_rank("ranks attach to nothing: call %ddp_attach")
+    refuse_on_rank("%ddp_attach")
     found = attach_commands.find(name)
     if found.kind == SESSION:
         session = attach_commands.attach_session(found.name, take_over=take_over, look=look)

@@ -53,30 +53,28 @@ def survive(*members: Any, steps: int, on_loss: str = "replace", resume: str = "
     module = sys.modules.get("ddp_notebook.rank.survive.survival")
     here = None if module is None else module.current()
     if here is None:
-        raise UsageError(
-            f"survive() is for ranks of a notebook: put the loop into a cell with %%on_all_ranks\n{_EXAMPLE}"
-        )
+        raise UsageError(f"survive() must run on ranks: put the loop into a cell with %%on_all_ranks\n{_EXAMPLE}")
     import torch
 
     from ddp_notebook.rank.survive.loop import Loop
     from ddp_notebook.rank.survive.tracked import TrackedObjects
 
     if not isinstance(steps, int) or steps < 0:
-        raise UsageError(f"steps must be an integer from 0 up, got {steps!r}; {_EXAMPLE}")
+        raise UsageError(f"steps must be an integer of at least 0, got {steps!r}; {_EXAMPLE}")
     if on_loss not in ("replace", "shrink"):
-        raise UsageError(f'on_loss is {on_loss!r}: "replace" a rank that dies, or "shrink" and go on without it')
+        raise UsageError(f'on_loss must be "replace" or "shrink", got {on_loss!r}')
     optimizers = [one for one in members if isinstance(one, torch.optim.Optimizer)]
     if not optimizers:
-        raise UsageError(f"survive() got no optimizer, without which no step could be done again: {_EXAMPLE}")
+        raise UsageError(f"survive() needs the optimizer, to repeat a step after a loss: {_EXAMPLE}")
     held = {id(p) for one in members if isinstance(one, torch.nn.Module) for p in one.parameters()}
     for optimizer in optimizers:
         if any(id(p) not in held for group in optimizer.param_groups for p in group["params"]):
             kind = type(optimizer).__name__
-            raise UsageError(f"survive() got no model with the parameters that {kind} changes: {_EXAMPLE}")
+            raise UsageError(f"survive() needs the model whose parameters {kind} updates: {_EXAMPLE}")
     if on_loss == "shrink" and (obstacles := here.obstacles()):
         raise UsageError(
-            f'survive(on_loss="shrink") cannot go on with fewer ranks: {"; ".join(obstacles)}; the default, '
-            'on_loss="replace", needs as many as there are'
+            f'survive(on_loss="shrink") cannot go on with fewer ranks: {"; ".join(obstacles)}; use the default, '
+            'on_loss="replace", which keeps their number'
         )
     folder = os.path.abspath(resume) if resume else ""
     try:

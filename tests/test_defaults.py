@@ -82,7 +82,7 @@ def test_defaults_hold_where_the_line_says_nothing(write):
 def test_the_sites_python_is_for_other_machines(write):
     write('[start]\npython = "/envs/train/bin/python"\n')
     assert read("2").options == StartOptions(world_size=2) and read("2").note == ""
-    with pytest.raises(UsageError, match="--python goes with other machines"):
+    with pytest.raises(UsageError, match="--python works only with other machines"):
         read("2 --python other")
 
 
@@ -105,7 +105,7 @@ def test_a_name_stands_for_hosts(write, hosts, those):
 def test_a_host_that_comes_twice(write):
     write(_FILE)
     for hosts in ("gpu2,lab", "lab,gpu2"):
-        with pytest.raises(UsageError, match=f"--hosts {hosts} has gpu2 twice; lab stands for it too"):
+        with pytest.raises(UsageError, match=f"--hosts {hosts} has gpu2 twice; lab includes it already"):
             read(f"--hosts {hosts}")
 
 
@@ -122,9 +122,9 @@ def test_arguments_of_slurm_come_before_those_of_the_line(write):
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ("[start]\nbackend = gloo\n", 2, "'backend = gloo' is no TOML: Invalid value; a text stands in quotes"),
-        ("[start]\nbackend = 'a\n", 2, '"backend = \'a" is no TOML'),
-        ("[start\n", 1, "'[start' is no TOML"),
+        ("[start]\nbackend = gloo\n", 2, "'backend = gloo' is not valid TOML: Invalid value; put text in quotes"),
+        ("[start]\nbackend = 'a\n", 2, '"backend = \'a" is not valid TOML'),
+        ("[start\n", 1, "'[start' is not valid TOML"),
         ("[start]\n\nbackends = 'gloo'\n", 3, "[start] has no 'backends'; it may have backend, env, timeout_s"),
         ("[start]\nbackend = 'ucc'\n", 2, "unknown backend 'ucc'; choose one of auto, nccl, gloo, mpi"),
         ("[start]\nlive = 'auto'\ntimeout_s = '5'\n", 3, "timeout_s is '5'; write it as timeout_s = 300"),
@@ -144,13 +144,13 @@ def test_arguments_of_slurm_come_before_those_of_the_line(write):
         (
             "[slurms]\na = 1\n",
             1,
-            "there is no section 'slurms' here; the sections are [start], [hosts], [slurm]",
+            "unknown section 'slurms'; the sections are [start], [hosts], [slurm]",
         ),
         ("# x\nhosts = 'a,b'\n", 2, "'hosts' is a section: write [hosts] on a line of its own"),
-        ("[hosts]\nlab = 3\n", 2, 'lab names no hosts; write it as lab = ["gpu1:8", "gpu2:8"]'),
+        ("[hosts]\nlab = 3\n", 2, 'lab must name hosts; write it as lab = ["gpu1:8", "gpu2:8"]'),
         ("[hosts]\nok = 'a'\nlab = 'a,a'\n", 3, "lab names a twice; write it once with the sum of its ranks: a:2"),
-        ("[hosts]\nlab = []\n", 2, "lab names no host; write names of your"),
-        ("[hosts]\n'my lab' = '-x'\n", 2, "'-x' names no host"),
+        ("[hosts]\nlab = []\n", 2, "lab must name at least one host; write names of your"),
+        ("[hosts]\n'my lab' = '-x'\n", 2, "must name hosts, got '-x'"),
         ("[slurm]\naccount = ['a']\n", 2, 'account is not an argument of sbatch; write it as account = "physics"'),
         ("[ssh]\ncommand = ['ssh']\n", 2, "command is ['ssh']; write it as command = \"ssh -F FILE\""),
         ("[ssh]\nport = 22\n", 2, "[ssh] has no 'port'; it may have command"),
@@ -168,7 +168,9 @@ def test_a_file_that_cannot_be_read(write, monkeypatch, tmp_path):
     with pytest.raises(UsageError, match=re.escape(f"{path} cannot be read")):
         read("2")
     monkeypatch.setenv(file.VARIABLE, str(tmp_path / "missing.toml"))
-    with pytest.raises(UsageError, match=r"DDP_NOTEBOOK_CONFIG names .*missing.toml, which is not there; unset it"):
+    with pytest.raises(
+        UsageError, match=r"DDP_NOTEBOOK_CONFIG must be an existing file, got .*missing.toml; correct it or unset it"
+    ):
         read("2")
 
 

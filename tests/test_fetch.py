@@ -268,5 +268,7 @@ def test_the_magics(ranks, tmp_path, monkeypatch, capsys):
     assert len(list((tmp_path / "got").rglob("*.txt"))) == 3
     with pytest.raises(UsageError, match="usage: %ddp_fetch PATH"):
         magics.ddp_fetch("")
-    with pytest.raises(UsageError, match="see the notebook's files: there is nothing to send"):
+    with pytest.raises(
+        UsageError, match="only ranks on other machines need a sync; these read the notebook's own files"
+    ):
         magics.ddp_sync("--overwrite --also .env a.pem --large")

@@ -156,7 +156,7 @@ def test_another_version_is_named(frame, theirs):
     with pytest.raises(VersionError) as error:
         Header.unpack(frame)
 
-    assert str(error.value) == f"this side speaks version {VERSION} of the wire, the other one {theirs}"
+    assert str(error.value) == f"the version of the wire protocol must be {VERSION}, got {theirs}"
 
 
 class Transport:

@@ -29,14 +29,16 @@ def test_the_notebook_and_its_ranks_get_what_they_need_up_to_the_hard_limit():
     done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     refused, allowed = done.stdout.splitlines()
-    assert refused.startswith("2 ranks need 264 open files in a process, and on this machine the most is 260: start 1")
+    assert refused.startswith(
+        "2 ranks need 264 open files per process, but the limit on this machine is 260: start at most 1"
+    )
     assert "ulimit -n 264" in refused
     assert allowed == "(260, 260) (260, 260)"
 
 
 def test_another_host_is_named():
     with pytest.raises(
-        UsageError, match="8 ranks need 288 open files in a process, and on gpu2 the most is 64: start 0"
+        UsageError, match="8 ranks need 288 open files per process, but the limit on gpu2 is 64: start at most 0"
     ):
         open_files.check(8, 64, "gpu2")
     open_files.check(8, 288, "gpu2")

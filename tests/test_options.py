@@ -86,8 +86,8 @@ def test_all_options_go_together():
             "--hang-after must be a positive number of seconds, at most a week, e.g. --hang-after 5, or off, got 0",
         ),
         ("--timeout soon", f"--timeout must be a number of seconds, got 'soon'\nusage: {USAGE}"),
-        ("--gpus ''", "--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1"),
-        ("--gpus ,", "--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1"),
+        ("--gpus ''", "--gpus must name at least one GPU, by its number within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1"),
+        ("--gpus ,", "--gpus must name at least one GPU, by its number within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1"),
         ("--env A", f"--env takes NAME=VALUE, not 'A' (the number of ranks comes first)\nusage: {USAGE}"),
         ("--env A=1 2", f"--env takes NAME=VALUE, not '2' (the number of ranks comes first)\nusage: {USAGE}"),
         ("--env =1", f"--env takes NAME=VALUE, not '=1' (the number of ranks comes first)\nusage: {USAGE}"),
@@ -120,7 +120,7 @@ def test_options_made_in_a_script_check_themselves():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"env": ["A=1"]}, r"^env is \['A=1'\]; give names and values, e\.g\. env="),
+        ({"env": ["A=1"]}, r"^env must map names to values, e\.g\. env=.*, got \['A=1'\]$"),
         (
             {"timeout_s": "5"},
             r"^--timeout must be a positive number of seconds, at most a week, e.g. --timeout 60, got '5'",

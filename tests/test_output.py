@@ -441,7 +441,7 @@ def test_with_auto_on_magics_of_the_notebook_say_where_they_belong(ranks):
         reply = ranks.run("x = 5\n%ddp_push x")
         assert "%ddp_push belongs to the notebook" in reply.evalue
         assert "---> 3 1 / 0" in ranks.run("\n\n1 / 0").traceback
-        assert ranks.run("%%local\nnosuchname").evalue == "the cell failed here, in the notebook: see above"
+        assert ranks.run("%%local\nnosuchname").evalue == "the cell failed in the notebook: see the error above"
     finally:
         ranks.run("%ddp_auto off")
 

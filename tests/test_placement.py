@@ -111,7 +111,7 @@ def test_a_gpu_that_cannot_be_chosen_is_named():
 
     for name in ("2", "7", "GPU-3dd", "GPU-x", "-1", "H100"):
         assert refusal(facts, env, gpus=("0", name)) == (
-            f"--gpus 0,{name}: there is no GPU {name!r}; choose within CUDA_VISIBLE_DEVICES from 0 to 1, "
+            f"--gpus 0,{name}: GPU {name!r} does not exist; choose within CUDA_VISIBLE_DEVICES from 0 to 1, "
             "or a UUID from `nvidia-smi -L`"
         )
     assert refusal(facts, gpus=("1", "0", "1")) == "--gpus 1,0,1 names GPU '1' twice"
@@ -215,8 +215,8 @@ def test_nccl_without_gpus_is_refused():
 def test_nccl_with_more_ranks_than_gpus_is_refused_unless_they_may_share():
     assert refusal(host(gpus=2), backend="nccl", world_size=3) == (
         "3 ranks on 2 GPUs: NCCL refuses two ranks on one GPU ('Duplicate GPU detected'). "
-        "Start at most 2, or add --share-gpus, which has NCCL take each rank for a host of its own: good to try "
-        "something, and slow"
+        "Start at most 2, or add --share-gpus, which makes NCCL treat each rank as a separate host: slow, but good "
+        "for tests"
     )
     shared = placed(host(gpus=2), backend="nccl", world_size=3, share_gpus=True)
     assert (shared.backend, shared.devices, shared.shares_gpus) == ("nccl", ("cuda:0", "cuda:1", "cuda:0"), True)
@@ -241,8 +241,8 @@ def test_a_gpu_for_each_rank_or_none():
 
 def test_a_backend_that_torch_was_built_without_is_refused():
     assert refusal(host(), backend="mpi") == (
-        "this torch (2.13.0) is built without mpi; the wheels of PyTorch all are: it takes one that was built from "
-        "source where mpicc is found (USE_MPI=1); it has gloo, nccl: use --backend gloo"
+        "this torch (2.13.0) is built without mpi, which no PyTorch wheel has (only a build from source with "
+        "mpicc and USE_MPI=1); it has gloo, nccl: use --backend gloo"
     )
     assert refusal(host(backends=("gloo",)), backend="nccl") == (
         "this torch (2.13.0) is built without nccl; it has gloo: use --backend gloo"
@@ -251,8 +251,8 @@ def test_a_backend_that_torch_was_built_without_is_refused():
 
 def test_mpi_is_refused_also_where_torch_has_it():
     assert refusal(host(backends=("gloo", "nccl", "mpi")), backend="mpi") == (
-        "mpi needs ranks that mpirun has started, and these are forked on their host; use --backend gloo. mpi4py "
-        "works with it if mpirun starts each rank: %ddp_start --mpi '-np 4'"
+        "mpi needs ranks started by mpirun, and these are forked by a host server; use --backend gloo. mpi4py "
+        "works if mpirun starts each rank: %ddp_start --mpi '-np 4'"
     )
 
 
@@ -305,7 +305,7 @@ def test_a_variable_that_has_changed_since_torch_was_asked_is_refused():
 
 def test_devices_that_torch_lists_are_not_chosen_or_shared():
     assert refusal(host_of("xpu", "xccl", 2), gpus="1").startswith(
-        "--gpus 1 chooses among NVIDIA's GPUs, and this host has Model 0: choose with HIP_VISIBLE_DEVICES, ZE_AFFINITY"
+        "--gpus 1 works only with NVIDIA GPUs, and this host has Model 0: set HIP_VISIBLE_DEVICES, ZE_AFFINITY"
     )
     for share_gpus in (False, True):
         assert refusal(host_of("xpu", "xccl", 2), world_size=3, share_gpus=share_gpus) == (

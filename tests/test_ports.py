@@ -20,14 +20,23 @@ from ddp_notebook.wire.keys import Keyring
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--hosts a,b --ports 40000", "--ports 40000 is not a range of ports; give the first and the last one"),
-        ("--hosts a,b --ports a-b", "--ports a-b is not a range of ports"),
-        ("--hosts a,b --ports 500-600", "--ports 500-600: ports are 1024 to 65535"),
-        ("--hosts a,b --ports 65000-70000", "--ports 65000-70000: ports are 1024 to 65535"),
-        ("--hosts a,b --ports 40000-40002", "--ports 40000-40002: a machine needs at least 5 ports"),
-        ("--hosts a,b --ports 40000-40003", "--ports 40000-40003: a machine needs at least 5 ports"),
-        ("--hosts a,b --ports 40100-40000", "--ports 40100-40000: a machine needs at least 5 ports"),
-        ("2 --ports 40000-40100", "--ports goes with other machines; ranks on this one listen on loopback only"),
+        (
+            "--hosts a,b --ports 40000",
+            "--ports must be the first and last port of a range, e.g. --ports 40000-40100, got 40000",
+        ),
+        (
+            "--hosts a,b --ports a-b",
+            "--ports must be the first and last port of a range, e.g. --ports 40000-40100, got a-b",
+        ),
+        ("--hosts a,b --ports 500-600", "--ports must be within 1024 to 65535, e.g. --ports 40000-40100, got 500-600"),
+        ("--hosts a,b --ports 65000-70000", "--ports must be within 1024 to 65535"),
+        (
+            "--hosts a,b --ports 40000-40002",
+            "--ports must have at least 5 ports, e.g. --ports 40000-40100, got 40000-40002",
+        ),
+        ("--hosts a,b --ports 40000-40003", "--ports must have at least 5 ports"),
+        ("--hosts a,b --ports 40100-40000", "--ports must have at least 5 ports"),
+        ("2 --ports 40000-40100", "--ports works only with other machines; ranks on this one listen on loopback only"),
     ],
 )
 def test_ports_that_cannot_be(line, words):
@@ -76,7 +85,7 @@ def test_the_first_ports_that_nobody_has_are_taken_and_when_none_is_left_it_is_s
             urls = [endpoint.url, bulk.url]
             assert urls == [f"tcp://{at.host}:{port}" for port in at.ports[1:]]
             with pytest.raises(
-                StartError, match=rf"^ports {at.ports[0]}-{at.ports[2]} of {at.host} are all taken; give"
+                StartError, match=rf"^ports {at.ports[0]}-{at.ports[2]} of {at.host} are all taken; pass"
             ):
                 Endpoint.listen(keyring, lambda *_: None, bind=at.bind)
         finally:
@@ -101,5 +110,5 @@ def test_where_engines_call_the_controller_keeps_to_the_range_too(tmp_path):
     with ExitStack() as taken:
         for port in (at.ports[-1], at.ports[-10]):  # one port of each possible row of nine
             taken.enter_context(socket.create_server((at.host, port)))
-        with pytest.raises(ClientError, match=f"by 9 ports in a row, and of ports {at.ports[0]}-{at.ports[-1]} no"):
+        with pytest.raises(ClientError, match=f"needs 9 free ports in a row, .* in {at.ports[0]}-{at.ports[-1]};"):
             controller.make_spec(str(tmp_path), at)

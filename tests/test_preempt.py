@@ -108,7 +108,7 @@ def test_without_a_loop_it_says_that_nothing_is_saved(make_kernel, tmp_path):
 
 
 def test_what_cannot_be_asked_for():
-    with pytest.raises(UsageError, match=r"--on-preempt mail: the only action is save DIR"):
+    with pytest.raises(UsageError, match=r"--on-preempt must be save DIR, got mail"):
         start_line.parse("2 --on-preempt mail x")
     assert start_line.parse("2 --on-preempt save x").on_preempt == "x"
 

@@ -194,7 +194,9 @@ _OF_NOTEBOOK = {  # names that would start, check or attach to ranks, or take th
 @pytest.mark.parametrize("code", _OF_NOTEBOOK.values(), ids=_OF_NOTEBOOK)
 def test_a_rank_starts_and_attaches_to_no_ranks(session, code):
     before = processes.descendants(session.ranks.pids("host server")[0])
-    with pytest.raises(RankError, match=r"UsageError: this process is a rank, and .*\(ranks 0-1\)"):
+    with pytest.raises(
+        RankError, match=r"UsageError: .* must run in the notebook, but this process is a rank: .*\(ranks 0-1\)"
+    ):
         session.run(f"import ddp_notebook\nfrom ddp_notebook.launch.options import StartOptions\n{code}")
     assert processes.descendants(session.ranks.pids("host server")[0]) == before
 

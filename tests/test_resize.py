@@ -166,7 +166,7 @@ def test_a_process_that_does_not_come_up_changes_nothing(make_session, monkeypat
         return process
 
     monkeypatch.setattr(Members, "_start_rank", start_and_kill)
-    with pytest.raises(StartError, match="no new process came up, and all is as it was: rank 2 died while waiting"):
+    with pytest.raises(StartError, match="no new process started, and all is as it was: rank 2 died while waiting"):
         session.ranks.resize(3)
     monkeypatch.undo()
     assert session.world_size == 2 and ask(session, "kept") == ["0", "1"] and ask(session, SUM) == ["2", "2"]
@@ -181,7 +181,7 @@ def test_a_process_that_does_not_come_up_changes_nothing(make_session, monkeypat
 
     monkeypatch.setattr(Members, "_start_rank", start_and_kill_all)
     with pytest.raises(
-        StartError, match="no new process came up, and all ranks have died; start new ones with "
+        StartError, match="no new process started, and all ranks have died; start new ones with "
     ) as said:
         session.ranks.resize(4)
     assert "othing was changed" not in str(said.value)

@@ -184,12 +184,12 @@ def test_the_stop_button(session):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("model, steps=3", "survive() got no optimizer"),
-        ("optimizer, steps=3", "survive() got no model with the parameters that Adam changes"),
-        ("model, optimizer, steps=-1", "steps must be an integer from 0 up, got -1"),
+        ("model, steps=3", "survive() needs the optimizer"),
+        ("optimizer, steps=3", "survive() needs the model whose parameters Adam updates"),
+        ("model, optimizer, steps=-1", "steps must be an integer of at least 0, got -1"),
         ("model, optimizer, loader, sampler, steps=3", "takes one loader or sampler, whose batches steps get, not 2"),
         ("model, optimizer, object(), steps=3", "survive() cannot put back a object"),
-        ("model, optimizer, steps=3, on_loss='wait'", "on_loss is 'wait': \"replace\" a rank that dies, or"),
+        ("model, optimizer, steps=3, on_loss='wait'", 'on_loss must be "replace" or "shrink", got \'wait\''),
     ],
 )
 def test_what_cannot_be(session, arguments, words):
@@ -224,7 +224,7 @@ def test_fewer_ranks_are_no_choice_for_what_is_in_shards(session):
 
 
 def test_outside_of_ranks():
-    with pytest.raises(UsageError, match=r"survive\(\) is for ranks of a notebook: put the loop into a cell with"):
+    with pytest.raises(UsageError, match=r"survive\(\) must run on ranks: put the loop into a cell with"):
         ddp_notebook.survive(steps=3)
 
 

@@ -133,7 +133,7 @@ def test_without_git(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert names(tmp_path) == ["a.py", "link", "sub/b.py"]
     (tmp_path / "sub" / ".gitignore").write_text("*.log")
-    with pytest.raises(UsageError, match=r"sub has a \.gitignore, which git itself reads here; install git"):
+    with pytest.raises(UsageError, match=r"sub has a \.gitignore, which only git can apply; install git"):
         names(tmp_path)
 
 
@@ -210,7 +210,7 @@ def test_a_large_folder_is_sent_on_demand_only(tmp_path, monkeypatch, limit, mos
     monkeypatch.setattr(selection, limit, most)
     with pytest.raises(UsageError) as error:
         choose(tmp_path)
-    assert words in str(error.value) and "--sync-large (sync_large=True), in %ddp_sync --large" in str(error.value)
+    assert words in str(error.value) and "--sync-large (sync_large=True) or %ddp_sync --large" in str(error.value)
     assert len(choose(tmp_path, is_large=True).entries) == 12
     monkeypatch.setattr(selection, limit, 5000)
     assert len(choose(tmp_path).entries) == 12
@@ -218,7 +218,11 @@ def test_a_large_folder_is_sent_on_demand_only(tmp_path, monkeypatch, limit, mos
 
 @pytest.mark.parametrize(
     ("folder", "words"),
-    [("no/such", "'no/such' is not a folder here"), ("~", "holds more than your code"), ("/", "holds more than your")],
+    [
+        ("no/such", "must exist, got 'no/such'"),
+        ("~", "must not be the home or root folder"),
+        ("/", "must not be the home or root folder, got /;"),
+    ],
 )
 def test_folders_that_cannot_be_sent(folder, words):
     with pytest.raises(UsageError, match=words):

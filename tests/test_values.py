@@ -230,7 +230,7 @@ def test_no_name_of_a_variable(session, name):
 
 
 def test_what_has_no_names_cannot_be_pushed_and_a_timeout_is_a_number(session):
-    with pytest.raises(UsageError, match=r"^push takes names and values, not 1: push\(x=1\) or push"):
+    with pytest.raises(UsageError, match=r"^push needs names and values, push\(x=1\) or push\({'x': 1}\), got 1$"):
         session.push(1)
     with pytest.raises(UsageError, match=r"^timeout must be a number of seconds, e.g. timeout=60, got '5'"):
         session.run("1", timeout_s="5")

@@ -16,13 +16,13 @@ _WITHOUT_SESSION = {
     "start(2, 'gloo')": "start() takes only world_size without a name, got 2 values; write others by name, as backend",
     "start(2, nonsense=1)": "start() has no argument 'nonsense'; its arguments are world_size, backend, gpus,",
     "start(2, gpus=5)": "gpus must be text, a sequence or None, got 5",
-    "start(2, hosts=5)": "--hosts: 5 names no host; write names of your ~/.ssh/config",
+    "start(2, hosts=5)": "--hosts must name hosts, got 5; write names of your ~/.ssh/config",
     "check(n=2)": "check() has no argument 'n'; did you mean world_size?",
     "check(2, nonsense=1)": "check() has no argument 'nonsense'; its arguments are world_size, backend,",
     "load(5)": "path must be text or a path, got 5",
     "load()": "load(): missing a required argument: 'path'",
     "attach_session('x', tke_over=True)": "attach_session() has no argument 'tke_over'; did you mean take_over?",
-    "Ssh(5)": "--hosts: 5 names no host; write names of your ~/.ssh/config",
+    "Ssh(5)": "--hosts must name hosts, got 5; write names of your ~/.ssh/config",
     "Ssh('gpu1', sync=5)": "--sync must be a folder, e.g. --sync ., got 5",
 }
 _OF_SESSION = {

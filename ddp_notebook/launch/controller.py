@@ -55,7 +55,7 @@ def make_spec(directory: str, at: Listening = LOOPBACK_ONLY) -> ControllerSpec:
     import zmq
 
     if ":" in at.host:
-        raise ClientError(f"ranks reach this machine by IPv6, at {at.host}, and ipyparallel's controller needs IPv4")
+        raise ClientError(f"ipyparallel's controller needs IPv4, but ranks reach this machine at {at.host}")
     public, secret = zmq.curve_keypair()
     pools = _pools(at)
     engines, clients = pools["engine_ports"], pools["client_ports"]
@@ -133,8 +133,8 @@ def _pools(at: Listening) -> dict[str, range]:
         if others.isdisjoint(block) and _are_free(block, at.host):
             return {**pools, "engine_ports": block}
     raise ClientError(
-        f"engines reach ipyparallel's controller by {count} ports in a row, and of ports {in_words(at.ports)} "
-        f"no such are free at {at.host}; give more of them to --ports"
+        f"ipyparallel's controller needs {count} free ports in a row, but {at.host} has none in {in_words(at.ports)}; "
+        "pass a wider range to --ports"
     )
 
 

@@ -68,7 +68,7 @@ class Engines:
     def client_file(self) -> tuple[str, int]:
         """See `Cluster.client_file`."""
         if self._refused:
-            raise ClientError(f"there is no session.client here: {self._refused}. Cells go on without it")
+            raise ClientError(f"session.client is not available: {self._refused}. Cells go on without it")
         with self._asking:
             try:
                 were_missing = controller.write_files(self._spec)

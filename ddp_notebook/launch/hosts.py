@@ -177,7 +177,7 @@ class DirectHosts(Hosts):
         progress: Callable[[str], None],
     ) -> Synced:
         if all(host.transport.is_here for host in self.all):
-            raise UsageError("the ranks are on this machine, and see the notebook's files: there is nothing to send")
+            raise UsageError("only ranks on other machines need a sync; these read the notebook's own files")
         from ddp_notebook.launch.sync.sync import sync
 
         return sync(

@@ -250,7 +250,9 @@ class Gpus(Kind):
 
     def check(self, flag: str, value: Any) -> None:
         if value is not None and not value:
-            raise UsageError(f"{flag} names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. {flag} 0,1")
+            raise UsageError(
+                f"{flag} must name at least one GPU, by its number within CUDA_VISIBLE_DEVICES, e.g. {flag} 0,1"
+            )
 
     def text(self, value: Any) -> str:
         return ",".join(value)
@@ -283,7 +285,7 @@ class Environment(Kind):
 
     def check(self, flag: str, value: Any) -> None:
         if not isinstance(value, Mapping):
-            raise UsageError(f"env is {value!r}; give names and values, e.g. env={{'OMP_NUM_THREADS': '2'}}")
+            raise UsageError(f"env must map names to values, e.g. env={{'OMP_NUM_THREADS': '2'}}, got {value!r}")
         if fixed := [name for name in value if name in OF_EACH_RANK]:
             raise UsageError(f"env sets {', '.join(fixed)}, which every rank gets from the session; leave it out")
 
@@ -329,7 +331,7 @@ class SaveFolder(Kind):
     def read(self, flag: str, text: Sequence[str]) -> Any:
         action, folder = text
         if action != "save":
-            raise ValueError(f"{flag} {action}: the only action is save DIR")
+            raise ValueError(f"{flag} must be save DIR, got {action} {folder}")
         return folder
 
     def text(self, value: Any) -> str:

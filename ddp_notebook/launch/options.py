@@ -169,7 +169,7 @@ class _Elsewhere:
         flag="--sync",
         group=OTHER_MACHINES,
         ways=ELSEWHERE,
-        advice="ranks on this one see the notebook's files",
+        advice="ranks on this one read the notebook's files",
     )
     sync_large: bool = _option(
         False,
@@ -178,7 +178,7 @@ class _Elsewhere:
         flag="--sync-large",
         group=OTHER_MACHINES,
         ways=ELSEWHERE,
-        advice="ranks on this one see the notebook's files",
+        advice="ranks on this one read the notebook's files",
     )
     lease_s: float = _option(
         LEASE_S,
@@ -207,7 +207,7 @@ class _Elsewhere:
                 raise UsageError(f"--sync must be a folder, e.g. --sync ., got {self.sync!r:.60}")
             object.__setattr__(self, "sync", os.fspath(self.sync))
         elif self.sync_large:
-            raise UsageError("--sync-large goes with --sync; name the folder too, e.g. --sync . --sync-large")
+            raise UsageError("--sync-large requires --sync, e.g. --sync . --sync-large")
         _check(self)
 
 
@@ -351,7 +351,7 @@ class Keep:
         flag="--keep",
         group=KEPT,
         ways=(LOCAL, "hosts"),
-        advice="what {way} starts ends with its notebook, or with its job: leave one of them out",
+        advice="ranks of {way} end with their notebook or job: leave one of them out",
     )
     output_mb: float = _option(
         _OUTPUT_MB,
@@ -510,16 +510,16 @@ class StartOptions:
             if (value := getattr(self, name)) is not None and not isinstance(value, kind):
                 object.__setattr__(self, name, kind(value))  # type: ignore[call-arg]  # each has one positional field
         if self.keep is not None and not isinstance(self.keep, Keep):
-            raise UsageError(f"keep is {self.keep!r}; write keep=Keep(hours=12), with Keep of ddp_notebook")
+            raise UsageError(f"keep must be a ddp_notebook.Keep, e.g. keep=Keep(hours=12), got {self.keep!r}")
         _check(self)
         asked = [f"--{name}" for name in ELSEWHERE if getattr(self, name) is not None]
         if len(asked) > 1:
-            raise UsageError(f"{' and '.join(asked)}: ranks are started in one way; choose one of them")
+            raise UsageError(f"{' and '.join(asked)} cannot be combined; choose one of them")
         given = {BY_NAME["gpus"]: self.gpus, BY_NAME["keep.hours"]: self.keep}
         for option, value in given.items():
             if value is not None and self.way not in option.ways:
                 there = "this machine and with --hosts" if "hosts" in option.ways else "one machine"
-                raise UsageError(f"{option.flag} goes with {there}; {option.advice.format(way=asked[0])}")
+                raise UsageError(f"{option.flag} works only with {there}; {option.advice.format(way=asked[0])}")
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as JSON, for a keeper."""

@@ -199,7 +199,7 @@ def place_on_hosts(
     backends = {one.hosts[0]: one.backend for one in placed}
     if len(set(backends.values())) > 1:
         said = ", ".join(f"{backend} on {host}" for host, backend in backends.items())
-        raise UsageError(f"ranks would talk by {said}; name one for all, e.g. --backend gloo")
+        raise UsageError(f"all hosts must use the same backend, got {said}; choose one, e.g. --backend gloo")
     return Placement(
         backend=placed[0].backend,
         hosts=tuple(host for one in placed for host in one.hosts),
@@ -281,8 +281,8 @@ def _choose_gpus(options: StartOptions, installed: Sequence[Gpu], setting: str |
     asked = [str(name) for name in options.gpus]
     if any(gpu.told_by_torch for gpu in seen):
         raise UsageError(
-            f"--gpus {','.join(asked)} chooses among NVIDIA's GPUs, and this host has {seen[0].name}: choose with "
-            "HIP_VISIBLE_DEVICES, ZE_AFFINITY_MASK or the like, before the kernel starts"
+            f"--gpus {','.join(asked)} works only with NVIDIA GPUs, and this host has {seen[0].name}: set "
+            "HIP_VISIBLE_DEVICES, ZE_AFFINITY_MASK or the like before the kernel starts"
         )
     if not seen:
         hidden = f" (CUDA_VISIBLE_DEVICES={setting} hides {_count(len(installed), 'GPU')})" if installed else ""
@@ -292,7 +292,7 @@ def _choose_gpus(options: StartOptions, installed: Sequence[Gpu], setting: str |
         gpu = find(seen, name)
         if gpu is None:
             raise UsageError(
-                f"--gpus {','.join(asked)}: there is no GPU {name!r}; "
+                f"--gpus {','.join(asked)}: GPU {name!r} does not exist; "
                 f"choose within CUDA_VISIBLE_DEVICES from 0 to {len(seen) - 1}, or a UUID from `nvidia-smi -L`"
             )
         if gpu in chosen:
@@ -308,7 +308,7 @@ def _choose_backend(options: StartOptions, gpus: Sequence[Gpu], world_size: int,
         return of_devices if gpus and world_size <= len(gpus) and of_devices in built else "gloo"
     if options.backend not in built:
         source = (
-            "; the wheels of PyTorch all are: it takes one that was built from source where mpicc is found (USE_MPI=1)"
+            ", which no PyTorch wheel has (only a build from source with mpicc and USE_MPI=1)"
             if options.backend == "mpi"
             else ""
         )
@@ -318,16 +318,16 @@ def _choose_backend(options: StartOptions, gpus: Sequence[Gpu], world_size: int,
         )
     if options.backend == "mpi":
         raise UsageError(
-            "mpi needs ranks that mpirun has started, and these are forked on their host; use --backend gloo. "
-            "mpi4py works with it if mpirun starts each rank: %ddp_start --mpi '-np 4'"
+            "mpi needs ranks started by mpirun, and these are forked by a host server; use --backend gloo. "
+            "mpi4py works if mpirun starts each rank: %ddp_start --mpi '-np 4'"
         )
     if options.backend == "nccl" and not gpus:
         raise UsageError("nccl needs GPUs, and this host shows none; use --backend gloo")
     if options.backend == "nccl" and world_size > len(gpus) and not options.share_gpus:
         raise UsageError(
             f"{world_size} ranks on {_count(len(gpus), 'GPU')}: NCCL refuses two ranks on one GPU "
-            f"('Duplicate GPU detected'). Start at most {len(gpus)}, or add --share-gpus, which has NCCL take each "
-            "rank for a host of its own: good to try something, and slow"
+            f"('Duplicate GPU detected'). Start at most {len(gpus)}, or add --share-gpus, which makes "
+            "NCCL treat each rank as a separate host: slow, but good for tests"
         )
     return options.backend
 

@@ -48,10 +48,10 @@ def expand_hosts(asked: Mapping[str, int | None], defaults: Defaults) -> dict[st
         for member, its in members.items():
             if member in hosts:
                 group_name = name if name in defaults.hosts else named[member]
-                raise UsageError(f"--hosts {','.join(asked)} has {member} twice; {group_name} stands for it too")
+                raise UsageError(f"--hosts {','.join(asked)} has {member} twice; {group_name} includes it already")
             hosts[member], named[member] = its if count is None else count, name
         if len(hosts) > host_list.MOST:
-            raise UsageError(f"--hosts names more than {host_list.MOST:,} hosts, which is the limit")
+            raise UsageError(f"--hosts must name at most {host_list.MOST:,} hosts")
     return hosts
 
 
@@ -201,14 +201,14 @@ def _options(values: Mapping[Option, Any]) -> StartOptions:
         if _KEEP not in values:
             option = next(one for one in values if one.owner is Keep)
             written = option.kind.write(option.flag, values[option])
-            raise UsageError(f"{option.flag} goes with --keep; write that too, e.g. --keep 12 {written}")
+            raise UsageError(f"{option.flag} requires --keep, e.g. --keep 12 {written}")
         own["keep"] = Keep(**kept)
     asked = [name for name in ELSEWHERE if BY_NAME[name] in values]
     shared = {option.field: value for option, value in values.items() if option.ways == ELSEWHERE}
     if not asked:
         for option in values:
             if LOCAL not in option.ways:
-                raise UsageError(f"{option.flag} goes with other machines; {option.advice}")
+                raise UsageError(f"{option.flag} works only with other machines; {option.advice}")
     for name in asked:
         option = BY_NAME[name]
         own[name] = option.owner(**{option.field: values[option]}, **shared)

@@ -189,8 +189,8 @@ def folder() -> Path:
     about = path.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != user or about.st_mode & 0o077:
         raise UsageError(
-            f"{path} is to hold keys, but is not a folder of yours alone (mode {stat.S_IMODE(about.st_mode):o}, user "
-            f"{about.st_uid}); close it (chmod 700) or remove it, or name another folder in {VARIABLE}, there and here"
+            f"{path} must be a folder that only you can use, got mode {stat.S_IMODE(about.st_mode):o} and user "
+            f"{about.st_uid}; run chmod 700, remove it, or set {VARIABLE} to another folder in every process"
         )
     return path
 

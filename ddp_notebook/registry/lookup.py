@@ -88,7 +88,7 @@ def find(name: str = "", kind: str = "") -> AttachTarget:
         return named[0]
     if named:
         lines = "\n".join(f"  %ddp_attach {one}" for one in named)
-        raise UsageError(f"there are several{f' that {name!r} may mean' if name else ''}; say which:\n{lines}")
+        raise UsageError(f"several are running{f' that match {name!r}' if name else ''}; choose one:\n{lines}")
     what = f"cannot attach to {name!r}: it has ended, or the name is wrong" if name else "nothing to attach to"
     others = f"running are {', '.join(one.name for one in there)}" if there else _HOW
     raise UsageError("\n".join([f"{what}; {others}", *entries.strangers()]))

@@ -98,7 +98,7 @@ def check_user(connection: socket.socket) -> None:
         return
     pid, user = peer_of(connection)
     if user != os.getuid():
-        raise AttachSocketError(f"process {pid} at the other end is of user {user}, not of user {os.getuid()}")
+        raise AttachSocketError(f"process {pid} at the other end must belong to user {os.getuid()}, got user {user}")
 
 
 def send_line(connection: socket.socket, message: Message) -> None:

@@ -397,10 +397,10 @@ class TorchrunJob:
     def _some_round(self) -> Round:
         if self.round is None:
             if not self.is_running:
-                raise UsageError(f"job {self.name!r} has ended, and none of its ranks was seen here")
+                raise UsageError(f"job {self.name!r} has ended, and none of its ranks connected to this notebook")
             raise UsageError(
-                f"no rank of job {self.name!r} has come so far: its script runs under -m ddp_notebook.attach only "
-                "where torchrun was told so, and a rank is seen on this machine alone"
+                f"no rank of job {self.name!r} has connected so far; ranks connect if they run on this machine and "
+                "their script was started with torchrun ... -m ddp_notebook.attach"
             )
         return self.round
 

@@ -112,8 +112,8 @@ def place_of(entry: Entry) -> RankEntry:
         if place.wire == VERSION:
             return place
     raise RefusedError(
-        f"job {entry.name!r} (process {entry.pid}) runs with ddp_notebook {entry.version}, which this version does not "
-        "understand: attach from an environment with that one, or start the job with this one"
+        f"job {entry.name!r} (process {entry.pid}) runs ddp_notebook {entry.version}, which this kernel's version "
+        "cannot read: attach from an environment with that version, or start the job with this one"
     )
 
 

@@ -154,7 +154,7 @@ class PipeReader:
                 *numbers, token = said.decode().split()
                 rank, world_size = map(int, numbers)
                 if len(fds) != 2 or rank < 0:
-                    raise ValueError(f"{len(fds)} pipes of rank {rank}")
+                    raise ValueError(f"a process must send 2 pipes and its rank, got {len(fds)} pipes of rank {rank}")
                 connection.send(b"+")
         except (OSError, ValueError) as error:
             _log.warning("a process has sent no pipes: %s", error)

@@ -134,7 +134,7 @@ def read(line: str) -> TorchrunOptions:
         words = shlex.split(line)
     except ValueError as error:
         declared.error(f"{error}: {line!r}")
-    refuse_on_rank("ranks start no jobs: call %ddp_torchrun")
+    refuse_on_rank("%ddp_torchrun")
     own, options, program = _split(words, declared)
     agents = own["--agents"]
     if not agents.isdecimal() or not 0 < int(agents[:10]) <= _MOST_AGENTS:
@@ -148,7 +148,7 @@ def read(line: str) -> TorchrunOptions:
     _check_ours(options)
     if program[0].endswith(".py"):
         if not os.path.isfile(program[0]):
-            raise UsageError(f"there is no file {program[0]!r} in {os.getcwd()}")
+            raise UsageError(f"{program[0]!r} must be a file in {os.getcwd()}, but does not exist")
         stem = os.path.basename(program[0]).removesuffix(".py")
     elif len(program) > 1:
         program[0] = "-m"
@@ -188,8 +188,8 @@ def _check_ours(options: Sequence[str]) -> None:
             raise UsageError(f"%ddp_torchrun runs a Python script or, with -m, a module in each rank: leave out {word}")
         if option in _OURS:
             raise UsageError(
-                f"%ddp_torchrun makes the rendezvous itself, so leave out {word}; a job with one of yours is started "
-                "in a shell (torchrun ... -m ddp_notebook.attach train.py), and %ddp_attach shows it"
+                f"%ddp_torchrun sets up the rendezvous itself, so leave out {word}; for your own rendezvous, start the "
+                "job in a shell (torchrun ... -m ddp_notebook.attach train.py), and use %ddp_attach"
             )
 
 
@@ -199,12 +199,14 @@ def _check_numbers(options: Sequence[str]) -> None:
         option, is_joined, value = word.partition("=")
         name, value = option.replace("_", "-"), value if is_joined else behind
         if name == "--nproc-per-node" and not (value in _NPROC or _is_count(value) or _is_a_device(value)):
-            raise UsageError(f"--nproc-per-node is {value!r}: it is a number of ranks, or one of {', '.join(_NPROC)}")
+            raise UsageError(f"--nproc-per-node must be a number of ranks or one of {', '.join(_NPROC)}, got {value!r}")
         if name == "--nnodes":
             least, _, most = value.partition(":")
             most = most if ":" in value else least
             if not (_is_count(least) and _is_count(most)) or int(most) < int(least):
-                raise UsageError(f"--nnodes is {value!r}: it is a number of agents, or the least and the most, as 1:3")
+                raise UsageError(
+                    f"--nnodes must be a number of agents, or a minimum and maximum such as 1:3, got {value!r}"
+                )
 
 
 def _is_count(text: str) -> bool:
@@ -388,7 +390,7 @@ def _ended(job: TorchrunJob, status: int, for_s: float, was_stopped: bool) -> To
     job.settle()
     run = job.round
     if was_stopped:
-        raise keyboard_interrupt(f"job {job.name} was ended; what it recorded is in %ddp_report and %ddp_monitor")
+        raise keyboard_interrupt(f"job {job.name} was ended; %ddp_report and %ddp_monitor show its recording")
     if status:
         how = "no rank of it has started" if run is None else run.how_it_ended or "see above"
         raise JobFailedError(f"job {job.name} has failed (status {status}) after {for_s:.1f} s: {how}")

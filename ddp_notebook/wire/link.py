@@ -56,7 +56,7 @@ class Header:
         """
         if len(frame) < HEADER_BYTES or frame[0] != VERSION:
             theirs = frame[0] if frame else None
-            raise VersionError(f"this side speaks version {VERSION} of the wire, the other one {theirs}")
+            raise VersionError(f"the version of the wire protocol must be {VERSION}, got {theirs}")
         _, kind, seq, ack, epoch = _HEADER.unpack_from(frame)
         return cls(kind, seq, ack, epoch)
 

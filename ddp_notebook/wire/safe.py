@@ -118,7 +118,7 @@ class _Writer:
 
     def _container(self, value: Any, where: str, depth: int) -> list[Any]:
         if id(value) in self._above:
-            raise NotSafeError(f"{where} contains itself; send what is in it by other names, or {_BOTH_NEED}")
+            raise NotSafeError(f"{where} contains itself; send its contents under other names, or {_BOTH_NEED}")
         if depth >= MOST_DEPTH:
             raise NotSafeError(f"{where[:200]}... is nested more than {MOST_DEPTH} deep; {_BOTH_NEED}")
         self._above.add(id(value))
@@ -236,12 +236,12 @@ def read(data: Any) -> Any:
     """
     text, *parts = split(data)
     if len(text) > MOST_JSON_BYTES:
-        raise ValueError(f"{len(text)} bytes of JSON")
+        raise ValueError(f"JSON must have at most {MOST_JSON_BYTES} bytes, got {len(text)}")
     return _Reader(parts).value(json.loads(bytes(text), parse_constant=_refuse), 0)
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not in the format")
+    raise ValueError(f"{constant} is not allowed in the JSON")
 
 
 class _Reader:
@@ -251,7 +251,7 @@ class _Reader:
     def value(self, node: Any, depth: int) -> Any:
         if not isinstance(node, list):
             if isinstance(node, dict):
-                raise ValueError("an object of JSON")
+                raise ValueError("a JSON object in place of a list")
             return node
         if depth > MOST_DEPTH:
             raise ValueError(f"nested more than {MOST_DEPTH} deep")
@@ -271,7 +271,7 @@ class _Reader:
 
     def part(self, number: Any) -> memoryview:
         if type(number) is not int or not 0 < number <= len(self._parts):
-            raise ValueError("a part that does not exist")
+            raise ValueError("the number of a part that does not exist")
         return self._parts[number - 1]
 
     def take_float(self, text: Any) -> float:
@@ -282,12 +282,12 @@ class _Reader:
     def take_complex(self, real: Any, imaginary: Any) -> complex:
         numbers = [self.value(one, MOST_DEPTH) for one in (real, imaginary)]
         if any(type(one) is not float for one in numbers):
-            raise ValueError("a complex number of something else")
+            raise ValueError("a complex number whose parts are not floats")
         return complex(*numbers)
 
     def take_int(self, digits: Any) -> int:
         if not isinstance(digits, str) or not _HEX.fullmatch(digits):
-            raise ValueError("an integer without digits")
+            raise ValueError("an integer must have hexadecimal digits")
         return int(digits, 16)
 
     def take_str(self, number: Any) -> str:
@@ -319,7 +319,7 @@ class _Reader:
         if not isinstance(dtype, str) or dtype not in DTYPES or not hasattr(torch, dtype):
             raise ValueError("a tensor of an unknown dtype")
         if type(requires_grad) is not bool:
-            raise ValueError("a tensor that neither requires a gradient nor does not")
+            raise ValueError("requires_grad of a tensor must be a boolean")
         part, kind = self.part(number), getattr(torch, dtype)
         _check_size(part, shape, kind.itemsize)
         if dtype == "bool":
@@ -340,7 +340,7 @@ def _check_size(part: memoryview, shape: Any, itemsize: int) -> None:
     if not isinstance(shape, list) or len(shape) > 64 or any(type(n) is not int or not 0 <= n < 1 << 62 for n in shape):
         raise ValueError("a shape that is not a list of sizes")
     if len(part) != math.prod(shape) * itemsize:
-        raise ValueError(f"{len(part)} bytes for a shape of {math.prod(shape)} elements of {itemsize} bytes")
+        raise ValueError(f"{math.prod(shape)} elements of {itemsize} bytes do not match {len(part)} bytes of data")
 
 
 def _check_booleans(part: memoryview) -> None:

@@ -280,7 +280,7 @@ def test_it_ends_after_idle_hours_of_which_a_cell_that_runs_is_none(notebook, mo
         ("%ddp_attach ../x", "cannot attach to '../x'"),
         ("%ddp_start 2 --keep 0", "--keep must be a positive number of hours, at most"),
         ("%ddp_start 2 --keep soon", "--keep must be a number of hours, got 'soon'"),
-        ("%ddp_start 2 --keep-output 5", "--keep-output goes with --keep"),
+        ("%ddp_start 2 --keep-output 5", "--keep-output requires --keep, e.g. --keep 12 --keep-output 5"),
         (
             "%ddp_start 2 --keep --keep-recording 0",
             "--keep-recording must be a positive number of megabytes",

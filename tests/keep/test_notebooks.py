@@ -151,7 +151,7 @@ def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook, tm
     lost = first.finish(busy, 20)
     assert lost.ename == "SessionBrokenError" and "has taken the session over" in lost.traceback
     assert "is driven by another notebook; %ddp_stop detaches this notebook from it" in first.run("%ddp_start 2").evalue
-    assert "kept-1 goes on elsewhere" in first.run("%ddp_restart").evalue
+    assert "kept-1 goes on without it" in first.run("%ddp_restart").evalue
     shown = first.run("%ddp_status").stdout
     assert shown.count("goes on elsewhere") == 2 and "died" not in shown and "has taken the session over" in shown
     assert first.run("%ddp_stop").stdout == "detached from kept-1; its 2 ranks keep running\n"
@@ -184,7 +184,7 @@ def test_another_user_gets_nothing(notebook, runtime):
     entry.door.chmod(0o666)
     answer = as_other_user()[2]
     assert answer in ("b''", "ConnectionResetError", "BrokenPipeError")
-    with pytest.raises(UsageError, match=r"is not a folder of yours alone \(mode 755"):
+    with pytest.raises(UsageError, match=r"must be a folder that only you can use, got mode 755"):
         entries.entries()
     file.parent.chmod(0o700)
     assert kernel.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
@@ -266,7 +266,7 @@ def test_what_cannot_be_entered_leaves_nothing(runtime, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     entries.folder().chmod(0o755)
     try:
-        with pytest.raises(StartError, match="is not a folder of yours alone"):
+        with pytest.raises(StartError, match="must be a folder that only you can use"):
             connect.start(
                 StartOptions(world_size=1, keep=Keep(hours=1.0)),
                 lambda: None,
@@ -280,7 +280,7 @@ def test_what_cannot_be_entered_leaves_nothing(runtime, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": "0.0.9"}, "kept-1 runs ddp_notebook 0.0.9, and this is"),
+        ({"version": "0.0.9"}, "kept-1 runs ddp_notebook 0.0.9, and this kernel"),
         ({"environment": "/opt/other"}, "kept-1 runs in the environment /opt/other, and this kernel in"),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_file_that_cannot_be_read_is_named(runtime):
 def test_a_folder_that_is_open_to_others_is_refused(runtime):
     (runtime / "ddp_notebook").mkdir(mode=0o755)
     for ask in (lambda: entries.enter("torchrun", "train", {}), entries.entries):
-        with pytest.raises(UsageError, match=r"not a folder of yours alone \(mode 755.*chmod 700"):
+        with pytest.raises(UsageError, match=r"must be a folder that only you can use, got mode 755 .*chmod 700"):
             ask()
 
 
@@ -88,7 +88,7 @@ def test_a_folder_of_another_user_is_refused(runtime):
     path = runtime / "ddp_notebook"
     path.mkdir(mode=0o700)
     os.chown(path, 65534, 65534)
-    with pytest.raises(UsageError, match=r"user 65534.*another folder in XDG_RUNTIME_DIR"):
+    with pytest.raises(UsageError, match=r"user 65534.*XDG_RUNTIME_DIR to another folder"):
         entries.entries()
 
 
@@ -144,7 +144,7 @@ def test_which_one_a_name_means(runtime):
     with pytest.raises(UsageError) as several:
         lookup.find()
     said = str(several.value)
-    assert said.startswith("there are several; say which:\n  %ddp_attach ")
+    assert said.startswith("several are running; choose one:\n  %ddp_attach ")
     assert "%ddp_attach kept-1: kept ranks for 0 s, /home/me" in said
     assert "%ddp_attach train-3f2a: train.py --lr 1, 3 ranks, here ranks 0,2 for 0 s" in said
     with pytest.raises(UsageError, match=r"cannot attach to 'tra'.*running are (kept-1, train-3f2a|train-3f2a, ke)"):
@@ -205,7 +205,7 @@ def test_another_user_gets_nothing(path):
         ran = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60)
         thread.join(10)
     assert ran.stdout == "b''\n", ran.stderr
-    assert len(refused) == 1 and "is of user 65534, not of user 0" in refused[0]
+    assert len(refused) == 1 and "must belong to user 0, got user 65534" in refused[0]
 
 
 _ENTERS = """
@@ -231,13 +231,13 @@ def test_without_a_name_the_kept_session_of_this_folder_is_found(tmp_path):
     job = entries.enter("torchrun", "train-1", {"directory": os.getcwd(), "key": "train"})
     with ExitStack() as stack:
         enter(stack, "kept-1", str(tmp_path))
-        with pytest.raises(UsageError, match="there are several; say which:"):
+        with pytest.raises(UsageError, match="several are running; choose one:"):
             lookup.find()
         enter(stack, "kept-2", os.getcwd())
         assert lookup.find().name == "kept-2"
         assert lookup.find(kind=lookup.SESSION).name == "kept-2"
         assert lookup.find("kept-1").name == "kept-1"
-        with pytest.raises(UsageError, match="there are several that 'kept' may mean"):
+        with pytest.raises(UsageError, match="several are running that match 'kept'; choose one:"):
             lookup.find("kept")
         assert attach_commands.others_in_a_line() == (
             "also running: kept-2 (kept ranks of this folder), train-1 (torchrun job of this folder), "
@@ -246,7 +246,7 @@ def test_without_a_name_the_kept_session_of_this_folder_is_found(tmp_path):
         assert attach_commands.kept_sessions() == ["kept-2", "kept-1"]
         enter(stack, "kept-3", os.getcwd())
         assert " and 1 more; attach with %ddp_attach kept-" in attach_commands.others_in_a_line()
-        with pytest.raises(UsageError, match="there are several; say which:"):
+        with pytest.raises(UsageError, match="several are running; choose one:"):
             lookup.find()
     job.remove()
     assert attach_commands.others_in_a_line() == ""

@@ -101,7 +101,9 @@ def test_what_has_no_placement_is_named(ranks, name, words):
 
 
 def test_a_model_of_the_notebooks_is_no_name(ranks):
-    with pytest.raises(UsageError, match=r'the name of what ranks have, placement\("model"\), not a list'):
+    with pytest.raises(
+        UsageError, match=r'name must be the name of a variable, e\.g\. placement\("model"\), got a list'
+    ):
         ranks.placement([1])
 
 

@@ -28,7 +28,9 @@ def test_what_the_queue_says_is_shown_while_it_waits_and_stop_takes_the_job_out_
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     with slurm.occupied() as other:
-        with pytest.raises(KeyboardInterrupt, match="the start was interrupted: nothing of it is left"):
+        with pytest.raises(
+            KeyboardInterrupt, match="the start was interrupted: all processes that it started have ended"
+        ):
             ddp_notebook.start(slurm="-N1 --exclusive -t 1", report=report)
         assert slurm.jobs() == [other]
     assert re.fullmatch(r"Slurm job \d+ waits in the queue: (Resources|Priority)(, starts about .*)?", said[-1])
@@ -40,7 +42,7 @@ def test_waiting_in_the_queue_does_not_count_as_the_start(slurm):
     """The time limit starts with the job. (Its tasks cannot connect: they start with another Python.)"""
     with slurm.occupied() as other:
         threading.Timer(2.0, slurm.ask, ("scancel", other)).start()
-        with pytest.raises(StartError, match=r"no task called the notebook: Slurm job \d+ has ended"):
+        with pytest.raises(StartError, match=r"no task connected to the notebook: Slurm job \d+ has ended"):
             ddp_notebook.start(slurm=ddp_notebook.Slurm("-N1 --exclusive", python="true"), timeout_s=1.0)
 
 
@@ -63,7 +65,7 @@ def test_what_slurm_refuses_is_told_in_its_own_words(slurm, arguments, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("", "--slurm alone is for a notebook inside an allocation, and this one is in none (SLURM_JOB_ID is not set)"),
+        ("", "--slurm without arguments needs a notebook inside an allocation, but SLURM_JOB_ID is not set"),
         ("-N1 'x", '--slurm: No closing quotation: "-N1 \'x"'),
         ("-N1 --array=1-4", "--slurm takes no --array=1-4: a job array is many jobs; leave it out"),
         ("-N1 -W", "--slurm takes no -W: sbatch would wait for the end of the job; leave it out"),
@@ -126,7 +128,7 @@ def test_more_ranks_than_tasks_can_have(slurm):
 def test_without_slurm(monkeypatch):
     monkeypatch.setenv("PATH", "/no/such/folder")
     with pytest.raises(
-        StartError, match="there is no sbatch on this machine; --slurm is for a machine that has Slurm's"
+        StartError, match="sbatch was not found, and --slurm needs Slurm's commands: run the notebook on a login node"
     ):
         ddp_notebook.start(slurm="-N2")
 

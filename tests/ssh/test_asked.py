@@ -32,23 +32,23 @@ def test_hosts_are_named_as_clusters_name_them(text, hosts):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "--hosts names no host; write names of your ~/.ssh/config"),
-        ("-oProxyCommand=x", "'-oProxyCommand=x' names no host"),
-        ("a b", "'a b' names no host"),
+        ("", "--hosts must name at least one host; write names of your ~/.ssh/config"),
+        ("-oProxyCommand=x", "--hosts must name hosts, got '-oProxyCommand=x';"),
+        ("a b", "--hosts must name hosts, got 'a b';"),
         ("a,b,a", "--hosts names a twice; write it once with the sum of its ranks: a:2"),
         ("a:0", "'a:0' asks for no rank"),
         ("gpu[4-2]", "'4-2' in 'gpu[4-2]' is not a range of numbers"),
-        ("gpu[x]", "'gpu[x]' names no host"),
-        ("gpu[[1-2]]", "'gpu[[1-2]]' names no host"),
-        ("gpu[1-2]node[1-2]", "'gpu[1-2]node[1-2]' names no host"),
+        ("gpu[x]", "--hosts must name hosts, got 'gpu[x]';"),
+        ("gpu[[1-2]]", "--hosts must name hosts, got 'gpu[[1-2]]';"),
+        ("gpu[1-2]node[1-2]", "--hosts must name hosts, got 'gpu[1-2]node[1-2]';"),
         ("gpu[1-3000000]", "with 'gpu[1-3000000]' there are more than 4,096 hosts, which is the limit"),
         ("gpu[1-2000,3001-5097]", "there are more than 4,096 hosts"),
         ("login,gpu[1-4096]", "with 'gpu[1-4096]' there are more than 4,096 hosts"),
         ([f"gpu{n}" for n in range(4097)], "with 'gpu4096' there are more than 4,096 hosts"),
         ("gpu[1-" + "9" * 5000 + "]", "is not a range of numbers"),
-        ("gpu[" + "0" * 100_000 + "1-2]", "names no host"),
+        ("gpu[" + "0" * 100_000 + "1-2]", "--hosts must name hosts, got "),
         ("gpu[1-2]:3000000", "'gpu[1-2]:3000000' asks for 3000000 ranks; a session has at most 4,096"),
-        ("gpu:" + "9" * 5000, "names no host"),
+        ("gpu:" + "9" * 5000, "--hosts must name hosts, got "),
         ("gpu," * 200_000, "--hosts names gpu twice"),
     ],
 )
@@ -67,15 +67,15 @@ def test_as_many_hosts_as_a_session_may_have():
 
 def test_names_of_the_sites_file_stand_for_no_more_hosts_than_a_session_may_have():
     racks = {f"rack{n}": f"node{n}x[1-3000]" for n in range(2)}
-    with pytest.raises(UsageError, match=r"^--hosts names more than 4,096 hosts, which is the limit$"):
+    with pytest.raises(UsageError, match=r"^--hosts must name at most 4,096 hosts$"):
         start_line.expand_hosts({"rack0": None, "rack1": None}, Defaults(hosts=racks))
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--hosts a --gpus 0", "--gpus goes with one machine; with --hosts write --env CUDA_VISIBLE_DEVICES=0,1"),
-        ("--python /envs/x/bin/python", "--python goes with other machines"),
+        ("--hosts a --gpus 0", "--gpus works only with one machine; with --hosts write --env CUDA_VISIBLE_DEVICES=0,1"),
+        ("--python /envs/x/bin/python", "--python works only with other machines"),
     ],
 )
 def test_options_that_do_not_go_together(line, words):
@@ -136,6 +136,7 @@ def test_hosts_that_would_talk_in_two_ways():
     gpu = {"index": 0, "uuid": "GPU-1", "name": "H100", "memory_mib": 80_000}
     facts = {"a": _FACTS, "b": {**_FACTS, "gpus": [gpu], "backends": ["gloo", "nccl"]}}
     with pytest.raises(
-        UsageError, match=r"ranks would talk by gloo on a, nccl on b; name one for all, e.g. --backend gloo"
+        UsageError,
+        match=r"all hosts must use the same backend, got gloo on a, nccl on b; choose one, e.g. --backend gloo",
     ):
         place_on_hosts(StartOptions(hosts="a,b"), facts, _SELVES)

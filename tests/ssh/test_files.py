@@ -254,7 +254,7 @@ def test_a_folder_that_is_a_link_is_not_followed(session, project, home):
 
 
 def test_what_cannot_be_sent_stops_the_start(session, project):
-    with pytest.raises(UsageError, match="'no/such' is not a folder here"):
+    with pytest.raises(UsageError, match="the folder to send must exist, got 'no/such'"):
         DirectHosts(StartOptions(hosts=ddp_notebook.Ssh("one:1", sync="no/such")))
     (project / "huge.bin").write_bytes(bytes(70 << 20))
     try:

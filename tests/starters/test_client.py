@@ -84,7 +84,7 @@ def test_engines_that_are_busy(engines, monkeypatch, tmp_path):
     engines[:].apply_sync(os.getpid)  # the first request to an engine takes longer
     monkeypatch.setattr(starter, "_ANSWER_S", 1.5)
     busy = engines[1].apply_async(_wait_for, str(tmp_path / "end"))
-    with pytest.raises(StartError, match=r"engine 1 has not answered in 1.5 s; does it still run something\?"):
+    with pytest.raises(StartError, match=r"engine 1 has not answered in 1.5 s; it may still be running code"):
         ddp_notebook.start(client="profile=running")
     (tmp_path / "end").touch()
     busy.get(timeout=10)
@@ -104,13 +104,13 @@ def _wait_for(path: str) -> None:
     [
         ("running", UsageError, "--client takes profile=NAME or cluster_id=ID, not 'running'"),
         ("profile=", UsageError, "--client takes profile=NAME or cluster_id=ID"),
-        ("profile=is_not", UsageError, "there is no profile 'is_not'"),
+        ("profile=is_not", UsageError, "profile 'is_not' does not exist"),
         (
             "profile=idle",
             StartError,
-            r"no cluster profile=idle runs here: .*; ipcluster start --profile=idle starts one",
+            r"found no cluster profile=idle: .*; ipcluster start --profile=idle starts one",
         ),
-        ("profile=running,cluster_id=x", StartError, r"there is no .*ipcontroller-x-client.json; there are "),
+        ("profile=running,cluster_id=x", StartError, r"ipcontroller-x-client.json does not exist; known are "),
     ],
 )
 def test_a_cluster_that_is_not_there(line, kind, words, engines, make_profile, request):

@@ -18,7 +18,10 @@ pytestmark = need_mpi
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("-np 64", "no task called the notebook: mpirun -np 64: There are not enough slots .* add --oversubscribe"),
+        (
+            "-np 64",
+            "no task connected to the notebook: mpirun -np 64: There are not enough slots .* add --oversubscribe",
+        ),
         ("--hostfile nowhere", "unable to open the hostfile: nowhere .*; its path is relative to /"),
         ("--host nowhere.invalid", "ssh: Could not resolve hostname .*; is it spelt otherwise in ~/.ssh/config?"),
         ("--host 127.0.0.9", "ssh: connect to host 127.0.0.9 port 22: .*; does an ssh server run there"),

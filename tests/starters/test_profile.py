@@ -176,11 +176,11 @@ def test_ssh(make_profile, in_folder, tmp_path_factory):
     [
         (
             [_CLASS.format("htcondor")],
-            r"HTCondorEngineSetLauncher, which starts nothing else: .* \(--client profile=bad",
+            r"HTCondorEngineSetLauncher, which can start only ipyparallel's own engines: .* --client profile=bad",
         ),
         (
             [_CLASS.format("winhpc")],
-            r"WindowsHPCEngineSetLauncher, which starts nothing else: .* \(--client profile=bad",
+            r"WindowsHPCEngineSetLauncher, which can start only ipyparallel's own engines: .* --client profile=bad",
         ),
         ([_CLASS.format("nonsense")], r"ipcluster_config.py: TraitError: .*'nonsense' could not be imported"),
         (["c.Cluster.n = = 2"], r"ipcluster_config.py, line 2: SyntaxError: invalid syntax"),
@@ -196,7 +196,7 @@ def test_ssh(make_profile, in_folder, tmp_path_factory):
         ),
         (
             ["c.EngineLauncher.engine_cmd = ['ipengine']"],
-            r"engine_cmd of LocalEngineSetLauncher is \['ipengine'\]: name",
+            r"engine_cmd of LocalEngineSetLauncher must contain -m, got \['ipengine'\]; set",
         ),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_template_that_starts_engines_by_name(make_profile, tmp_path):
     file.write_text("#!/bin/sh\n# for ipengine\nmpiexec -n {n} ipengine --profile-dir={profile_dir}\n")
     make_profile("by_name", _CLASS.format("pbs"), f"c.PBSEngineSetLauncher.batch_template_file = {str(file)!r}")
     with pytest.raises(
-        StartError, match=r"template, line 3: 'mpiexec .*' starts engines by name; write {program_and_args}"
+        StartError, match=r"template, line 3: 'mpiexec .*' starts engines by name; use {program_and_args}"
     ):
         ddp_notebook.start(2, profile="by_name")
 
@@ -242,10 +242,10 @@ def test_a_python_without_torch(make_profile, tmp_path):
 @pytest.mark.processes
 def test_a_profile_that_is_not_there_and_one_that_does_not_count(make_profile):
     make_profile("is_there")
-    with pytest.raises(UsageError, match=r"there is no profile 'is_not' in .*; there are .*is_there"):
+    with pytest.raises(UsageError, match=r"profile 'is_not' does not exist in .*; it has .*is_there"):
         ddp_notebook.start(2, profile="is_not")
     with pytest.raises(
-        UsageError, match="does not say how many engines it has; do so: %ddp_start 8 --profile is_there"
+        UsageError, match=r"does not set a number of engines; pass N, e\.g\. %ddp_start 8 --profile is_there"
     ):
         ddp_notebook.start(profile="is_there")
 

@@ -31,7 +31,7 @@ def test_a_shell_lists_and_ends_a_job(jobs):
     [name] = {one.name for one in jobs.ranks()}
     assert shell("list").stdout.startswith(f"{name}: {jobs.folder}/waits.py --lr 1, 2 ranks for ")
     logs = shell("logs", name)
-    assert logs.returncode == 1 and "is where torchrun was started; torchrun --log-dir DIR" in logs.stderr
+    assert logs.returncode == 1 and "is in the terminal that started it; torchrun --log-dir DIR" in logs.stderr
     assert shell("stop", "waits").stdout == f"stopped {name}\n"
     process.communicate(timeout=10)
     assert process.returncode != 0 and entries.entries() == []
@@ -50,7 +50,7 @@ def test_one_attach_for_both(notebook, runtime, tmp_path):  # noqa: F811
             kernel = notebook()
             kernel.run(f"%cd {tmp_path}")
             several = kernel.run("%ddp_attach")
-            assert several.ename == "UsageError" and "there are several; say which:" in several.traceback
+            assert several.ename == "UsageError" and "several are running; choose one:" in several.traceback
             assert "%ddp_attach plain: " in several.traceback and "%ddp_attach kept-1: " in several.traceback
             listed = shell("list").stdout
             assert "plain: " in listed and "kept-1: 2 ranks on" in listed
@@ -104,7 +104,9 @@ def test_reports_are_about_the_ranks_again_when_a_job_has_ended(notebook, jobs):
     assert kernel.run("%ddp_status").stdout.startswith("rank  host ")
     failed = kernel.run(f"%ddp_torchrun --name failed --max-restarts many {script}")
     assert failed.ename == "JobFailedError"
-    assert kernel.run("%ddp_status").evalue == "job 'failed' has ended, and none of its ranks was seen here"
+    assert (
+        kernel.run("%ddp_status").evalue == "job 'failed' has ended, and none of its ranks connected to this notebook"
+    )
     stopped = kernel.run("%ddp_stop").stdout
     remain = "2 ranks of the notebook's session remain: %ddp_stop ends them"
     assert stopped == f"detached from failed, which has ended\n{remain}\n"
@@ -140,7 +142,7 @@ def test_one_of_another_version_keeps_nobody_from_the_rest(jobs):
     with subprocess.Popen(command, cwd=jobs.folder) as process:
         try:
             wait_until(lambda: len(jobs.ranks()) == 2, 20)
-            with pytest.raises(UsageError, match=r"job 'old-1' .* runs with ddp_notebook .*, which this version"):
+            with pytest.raises(UsageError, match=r"job 'old-1' .* runs ddp_notebook .*, which this kernel's version"):
                 attached_job.attach_job("old")
             assert attached_job.attach_job("plain").world_size == 1
         finally:

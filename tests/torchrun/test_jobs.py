@@ -129,7 +129,7 @@ def test_which_job(jobs):
     jobs.start("", name="one.py", head=WAITS)
     jobs.start("", name="two.py", head=WAITS)
     wait_until(lambda: sorted(len(one.entries) for one in lookup.everything()) == [2, 2], 60)
-    with pytest.raises(UsageError, match=r"there are several; say which:\n  %ddp_attach") as raised:
+    with pytest.raises(UsageError, match=r"several are running; choose one:\n  %ddp_attach") as raised:
         lookup.find()
     assert ("one.py --lr 1, 2 ranks" in str(raised.value), "two.py --lr 1, 2 ranks" in str(raised.value)) == (
         True,

@@ -97,12 +97,12 @@ def read() -> Defaults:
         text = where.read_text(encoding="utf-8")
     except FileNotFoundError:
         if os.environ.get(VARIABLE):
-            raise UsageError(f"{VARIABLE} names {where}, which is not there; unset it, or name a file") from None
+            raise UsageError(f"{VARIABLE} must be an existing file, got {where}; correct it or unset it") from None
         return Defaults()
     except (OSError, UnicodeDecodeError) as error:
         if why := shortages.sentences("this process", shortages.kinds(error)):
             raise UsageError(f"{where} cannot be read: {'; '.join(why)}") from error
-        raise UsageError(f"{where} cannot be read: {error}; mend it, or name another file in {VARIABLE}") from error
+        raise UsageError(f"{where} cannot be read: {error}; correct it, or set {VARIABLE} to another file") from error
     return parse(text, where)
 
 
@@ -132,7 +132,7 @@ def parse(text: str, where: Path) -> Defaults:
     for name, section in found.items():
         if name not in sections:
             known = ", ".join(f"[{one}]" for one in sections)
-            read.refuse("", name, f"there is no section {name!r} here; the sections are {known}")
+            read.refuse("", name, f"unknown section {name!r}; the sections are {known}")
         if not isinstance(section, dict):
             read.refuse("", name, f"{name!r} is a section: write [{name}] on a line of its own, and its options below")
     start, hosts, slurm, ssh = (found.get(name, {}) for name in sections)
@@ -140,7 +140,7 @@ def parse(text: str, where: Path) -> Defaults:
     _check(read, "ssh", ssh, _SSH)
     for key, value in hosts.items():
         if not (isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value))):
-            read.refuse("hosts", key, f"{key} names no hosts; write it as {_HOSTS}")
+            read.refuse("hosts", key, f"{key} must name hosts; write it as {_HOSTS}")
     for key, value in slurm.items():
         if not isinstance(value, str | int):  # bool is a subclass of int
             read.refuse("slurm", key, f"{key} is not an argument of sbatch; write it as {_SLURM}")
@@ -170,7 +170,7 @@ def _not_toml(words: str, text: str, where: Path) -> str:
     line = int(at[1]) if at else max(1, len(text.splitlines()))
     said = _AT_LINE.sub("", words).removesuffix(_AT_END)
     written = text.splitlines()[line - 1].strip() if text.splitlines()[line - 1 :] else ""
-    return f'{where}, line {line}: {written!r} is no TOML: {said}; a text stands in quotes, as in backend = "gloo"'
+    return f'{where}, line {line}: {written!r} is not valid TOML: {said}; put text in quotes, as in backend = "gloo"'
 
 
 def _line_of(text: str, section: str, key: str) -> int:

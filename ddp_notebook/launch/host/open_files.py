@@ -57,13 +57,13 @@ def check(world_size: int, limit: int, where: str) -> None:
     Example:
         >>> check(1024, 1024, "this machine")
         Traceback (most recent call last):
-        ddp_notebook.errors.UsageError: 1024 ranks need 4352 open files in a process, and on this machine the most ...
+        ddp_notebook.errors.UsageError: 1024 ranks need 4352 open files per process, but the limit on this machine ...
     """
     if needed(world_size) > limit:
         number = needed(world_size)
         raise UsageError(
-            f"{world_size} ranks need {number} open files in a process, and on {where} the most is {limit}: start "
-            f"{max(0, limit - _OF_OTHERS) // _PER_RANK} at most, or raise the hard limit, as root, in the shell that "
+            f"{world_size} ranks need {number} open files per process, but the limit on {where} is {limit}: start at "
+            f"most {max(0, limit - _OF_OTHERS) // _PER_RANK}, or raise the hard limit as root, in the shell that "
             f"starts Jupyter (ulimit -n {number}) or for all logins (nofile in /etc/security/limits.conf)"
         )
 
@@ -113,7 +113,7 @@ def check_free(count: int, what: str) -> None:
             opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
         if error.errno != errno.EMFILE:
-            raise StartError(f"process {os.getpid()} can open no files, and {what} needs {count}: {error}") from error
+            raise StartError(f"process {os.getpid()} cannot open files, but {what} needs {count}: {error}") from error
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         raise StartError(
             f"process {os.getpid()} has too few file descriptors left: {limit - len(opened)} of {limit} are in use, "

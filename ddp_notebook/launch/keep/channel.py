@@ -62,7 +62,7 @@ class Channel:
         at = 0
         while at < nbytes:
             if not (read := self._stream.recv_into(memoryview(data)[at:])):
-                raise ConnectionResetError("the other side is gone")
+                raise ConnectionResetError("the peer closed the connection")
             at += read
             on_bytes()
         return data

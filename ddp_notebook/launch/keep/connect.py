@@ -70,8 +70,8 @@ def _find(name: str) -> Entry:
     [entry] = lookup.find(name, lookup.SESSION).entries
     if entry.version != __version__:
         raise UsageError(
-            f"{entry.name} runs ddp_notebook {entry.version}, and this is {__version__}: attach from a kernel of that "
-            f"version, or end it with: python -m ddp_notebook stop {entry.name}"
+            f"{entry.name} runs ddp_notebook {entry.version}, and this kernel {__version__}: attach from a kernel of "
+            f"that version, or end it with: python -m ddp_notebook stop {entry.name}"
         )
     if entry.environment != sys.prefix:
         raise UsageError(
@@ -101,7 +101,7 @@ def _attach(entry: Entry, take_over: bool, looks: bool, check: Check, report: Re
         )
         reply = unix_sockets.hear(stream, Admitted, Refused)
         if isinstance(reply, Refused):
-            raise UsageError(f"{entry.name} cannot be attached to from here: {reply.why}")
+            raise UsageError(f"cannot attach to {entry.name}: {reply.why}")
         return _wait(Channel(stream), stream, entry, check, report)
     except OSError as error:
         stream.close()
@@ -172,8 +172,8 @@ def _launch(options: StartOptions) -> str:
         said, _ = process.communicate(pack_message(spec), timeout=_NAME_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        raise StartError(f"the keeper's process did not begin within {_NAME_S:g} s") from None
+        raise StartError(f"the keeper's process did not start within {_NAME_S:g} s") from None
     name = said.decode(errors="replace")
     if process.returncode or not name or "\n" in name:
-        raise StartError(f"the keeper's process could not begin: {name.strip() or 'it has said nothing'}")
+        raise StartError(f"the keeper's process could not start: {name.strip() or 'it printed nothing'}")
     return name

@@ -290,7 +290,7 @@ class KeeperClient:
 
 def _as(expected: type[_R], reply: Message) -> _R:
     if not isinstance(reply, expected):
-        raise HostError(f"the keeper answered with {type(reply).__name__}, and {expected.__name__} was expected")
+        raise HostError(f"the keeper answered with {type(reply).__name__} instead of {expected.__name__}")
     return reply
 
 

@@ -150,7 +150,7 @@ class Members:
             for process in leavers:
                 process.kind = RANK
             if isinstance(error, StartError):
-                raise StartError(f"no new process came up, and {self._what_is_left()}: {error}") from error
+                raise StartError(f"no new process started, and {self._what_is_left()}: {error}") from error
             raise  # an exception of `check`
         return new
 

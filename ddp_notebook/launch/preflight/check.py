@@ -28,7 +28,7 @@ def survey(asked: StartOptions, report: Callable[[str], None] = lambda _: None) 
         asked: options of the start.
         report: called with a line for each host that has answered.
     """
-    refuse_on_rank("ranks start no ranks: call check")
+    refuse_on_rank("check()")
     if starter := choose(asked):
         try:
             return HostTable(script=starter.preview())

@@ -105,7 +105,7 @@ def places(facts: Mapping[str, Any], ports: range = ANY) -> list[HostAddress]:
     first = next((one for one, name in interfaces.items() if name == interface), "")
     if asked and not first:
         has = ", ".join(dict.fromkeys(interfaces.values()))
-        raise StartError(f"GLOO_SOCKET_IFNAME is {asked} there, and it has no such interface; it has {has}")
+        raise StartError(f"GLOO_SOCKET_IFNAME must be one of the host's interfaces ({has}), got {asked}")
     found = [HostAddress(address, interfaces.get(address, ""))]
     if ports != ANY:
         found.append(HostAddress(address, interfaces.get(address, ""), ports=ports))

@@ -147,8 +147,8 @@ class ClientStarter(Starter):
                 with contextlib.suppress(Exception):
                     one.abort()
             raise StartError(
-                f"{self.words}: engine {', '.join(silent)} has not answered in {_ANSWER_S:g} s; does it still run "
-                "something? Stop that first"
+                f"{self.words}: engine {', '.join(silent)} has not answered in {_ANSWER_S:g} s; "
+                "it may still be running code: stop that first"
             ) from error
         except ipyparallel.error.IPythonError as error:
             raise StartError(f"{self.words}: an engine has failed: {error}") from error
@@ -211,7 +211,9 @@ def _connection_file(folder: Path, cluster_id: str | None, how: str, line: str) 
     if cluster_id is None and len(there) == 1:
         return there[0]
     if cluster_id is None and there:
-        raise UsageError(f"--client {line}: several clusters run there; name one with cluster_id=: {', '.join(ids)}")
+        raise UsageError(
+            f"--client {line}: the profile has several clusters; choose one with cluster_id=: {', '.join(ids)}"
+        )
     raise StartError(
-        f"no cluster {line} runs here: there is no {named}; " + (f"there are {', '.join(ids)}" if ids else how)
+        f"found no cluster {line}: {named} does not exist; " + (f"known are {', '.join(ids)}" if ids else how)
     )

@@ -41,8 +41,8 @@ def profile_dir(name: str) -> Path:
     except ProfileDirError:
         there = [file.parent.name.removeprefix("profile_") for file in sorted(Path(home).glob(f"profile_*/{CONFIG}"))]
         raise UsageError(
-            f"there is no profile {name!r} in {home}; "
-            + (f"there are {', '.join(there)}" if there else f"ipython profile create --parallel {name} makes one")
+            f"profile {name!r} does not exist in {home}; "
+            + (f"it has {', '.join(there)}" if there else f"ipython profile create --parallel {name} makes one")
         ) from None
 
 
@@ -103,8 +103,8 @@ def make(name: str, work_dir: str) -> Any:
 def _refuse(kind: type, name: str) -> None:
     if any(is_a(kind, one) for one in _CANNOT) or not hasattr(kind, "engine_cmd"):
         raise UsageError(
-            f"profile {name} starts engines with {kind.__name__}, which starts nothing else: start them by themselves "
-            f"(ipcluster start --profile={name}) and go through them (--client profile={name})"
+            f"profile {name} uses {kind.__name__}, which can start only ipyparallel's own engines: start them with "
+            f"ipcluster start --profile={name}, then use --client profile={name}"
         )
 
 
@@ -121,7 +121,9 @@ def python(launcher: Any) -> list[str]:
     """
     words = list(launcher.engine_cmd)
     if "-m" not in words:
-        raise UsageError(f"engine_cmd of {type(launcher).__name__} is {words}: name the Python there with --python")
+        raise UsageError(
+            f"engine_cmd of {type(launcher).__name__} must contain -m, got {words}; set the interpreter with --python"
+        )
     return words[: words.index("-m")]
 
 
@@ -157,8 +159,8 @@ def check_template(launcher: Any) -> None:
             raise StartError(f"{where}, line {number}: {line.strip()!r}: {type(error).__name__}: {error}") from error
         if re.match(r"\s*[^#]*\bip(engine|yparallel\.engine)\b", line):
             raise StartError(
-                f"{where}, line {number}: {line.strip()!r} starts engines by name; write {{program_and_args}} there, "
-                "which is what is to be started"
+                f"{where}, line {number}: {line.strip()!r} starts engines by name; use {{program_and_args}} "
+                "instead, which becomes the command to start"
             )
 
 

@@ -178,5 +178,5 @@ def _count(name: str, launcher: Any, world_size: int | None) -> int:
             "fewer ranks, or name more in c.SSHEngineSetLauncher.engines"
         )
     if not count:
-        raise UsageError(f"profile {name} does not say how many engines it has; do so: %ddp_start 8 --profile {name}")
+        raise UsageError(f"profile {name} does not set a number of engines; pass N, e.g. %ddp_start 8 --profile {name}")
     return int(count)

@@ -85,8 +85,8 @@ def starter(arguments: str) -> SlurmStarter:
     number = os.environ.get("SLURM_JOB_ID", "")
     if not number:
         raise UsageError(
-            "--slurm alone is for a notebook inside an allocation, and this one is in none (SLURM_JOB_ID is not set); "
-            'say what to ask Slurm for: --slurm "-N2 --gpus-per-node=8 -t 2:00:00"'
+            "--slurm without arguments needs a notebook inside an allocation, but SLURM_JOB_ID is not set; "
+            'pass arguments of sbatch: --slurm "-N2 --gpus-per-node=8 -t 2:00:00"'
         )
     return SlurmAllocation(SlurmJob(number))
 

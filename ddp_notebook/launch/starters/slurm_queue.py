@@ -138,7 +138,9 @@ class SlurmJob:
         # a plugin of the site may print lines before it
         number, _, cluster = said.strip().rpartition("\n")[2].partition(";")
         if not number.isdigit():
-            raise StartError(f"sbatch has not said which job it made, but: {said.strip()!r}; see `squeue --me`")
+            raise StartError(
+                f"sbatch must print a job number, got {said.strip()!r}; look for the job with `squeue --me`"
+            )
         return cls(number, cluster)
 
     def state(self) -> SlurmJobState:
@@ -229,8 +231,8 @@ def _run(
     """Run a Slurm command, and return its output."""
     if shutil.which(command[0]) is None:
         raise StartError(
-            f"there is no {command[0]} on this machine; --slurm is for a machine that has Slurm's commands, such as a "
-            "login node: is its module loaded?"
+            f"{command[0]} was not found, and --slurm needs Slurm's commands: run the notebook on a login node, or "
+            "load Slurm's module"
         )
     try:
         with signals.held_back():
@@ -248,7 +250,7 @@ def _run(
         process.kill()
         process.communicate()
         raise StartError(
-            f"Slurm has not answered {command[0]} in {timeout_s:g} s; is its controller up? (sinfo)"
+            f"Slurm did not answer {command[0]} within {timeout_s:g} s; check its controller with `sinfo`"
         ) from None
     if process.returncode != 0:
         if "establish a configuration source" in words:

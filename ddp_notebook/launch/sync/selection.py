@@ -53,7 +53,7 @@ def _listed(folder: Path) -> list[str]:
     except FileNotFoundError:
         return list(_walked(folder))
     if "dubious ownership" in inside.stderr:
-        raise UsageError(f"git does not look into {folder}: {inside.stderr.strip()}")
+        raise UsageError(f"git refuses to read {folder}: {inside.stderr.strip()}")
     if inside.stdout.strip() == "true" and _git(folder, "check-ignore", "--quiet", ".").returncode != 0:
         return _names(_git(folder, *_OF_WHOLE_TREE), folder)
     with tempfile.TemporaryDirectory(prefix="ddp_notebook-", dir=private.temporary()) as directory:
@@ -86,7 +86,7 @@ def _walked(folder: Path) -> Iterator[str]:
     """Yield the files without git."""
     for place, folders, files in os.walk(folder):
         if ".gitignore" in files:
-            raise UsageError(f"{place} has a .gitignore, which git itself reads here; install git, or remove that file")
+            raise UsageError(f"{place} has a .gitignore, which only git can apply; install git, or remove that file")
         for name in list(folders):
             if name in NEVER:
                 folders.remove(name)
@@ -142,9 +142,13 @@ def resolved(folder: str) -> Path:
     """
     path = Path(os.path.abspath(os.path.expanduser(folder)))
     if not path.is_dir():
-        raise UsageError(f"{folder!r} is not a folder here ({path}); name the one with your code, e.g. --sync .")
+        raise UsageError(
+            f"the folder to send must exist, got {folder!r} ({path}); name the one with your code, e.g. --sync ."
+        )
     if path == Path.home() or path == Path(path.anchor):
-        raise UsageError(f"{path} holds more than your code, and settings too; name the folder with the code")
+        raise UsageError(
+            f"the folder to send must not be the home or root folder, got {path}; name the folder with your code"
+        )
     return path
 
 
@@ -226,6 +230,6 @@ def _check_size(choice: SyncFilter) -> None:
     largest = sorted(sizes.items(), key=lambda one: -one[1][by])[:_SHOWN]
     shown = ", ".join(f"{name} {units.files(*size)}" for name, size in largest)
     raise UsageError(
-        f"{choice.folder} has {units.files(count, nbytes)} to send: {shown}; name what is not needed there in a "
-        ".gitignore, or send all of it with --sync-large (sync_large=True), in %ddp_sync --large"
+        f"{choice.folder} has {units.files(count, nbytes)} to send: {shown}; exclude files with a "
+        ".gitignore, or send all with --sync-large (sync_large=True) or %ddp_sync --large"
     )

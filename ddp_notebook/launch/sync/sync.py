@@ -183,14 +183,14 @@ def _settle(host: Host, folder: str, marker: str, crew: Crew) -> FolderReply:
     reply = host.reply(host.ask(request), request, check=crew.check)
     if isinstance(reply, FileErrorReply):
         words = fix_of(reply.number, reply.error)
-        raise HostError(f"no folder for {folder} can be made on {host.label} ({reply.path}): {words}")
+        raise HostError(f"cannot create {reply.path} on {host.label}, the folder for {folder}: {words}")
     assert isinstance(reply, FolderReply)
     if (is_of := reply.is_of) is not None:
         where = reply.folder
         its = f"has the files of {is_of}" if is_of else "has files that no sync has sent"
         raise HostError(
-            f"{folder} cannot be made on {host.label}, and {where} there {its}, which would be replaced: move it away "
-            f"there, or, if it is to have those of {folder}, say so there: echo > {shlex.quote(f'{where}/{NOTE}')}"
+            f"{host.label} cannot create {folder}, and its folder {where} {its}, which a sync would replace: move it "
+            f"away, or allow the sync on {host.label}: echo > {shlex.quote(f'{where}/{NOTE}')}"
         )
     return reply
 

@@ -206,11 +206,11 @@ class OutpostListener:
                     self._is_over = True
                     return self._named(here)
             if why := trouble():  # not under the lock: a queue may take long to answer, and the wire would wait too
-                raise StartError(f"{_count(len(here), wanted)} called the notebook: {why}")
+                raise StartError(f"{_count(len(here), wanted)} connected to the notebook: {why}")
             if remaining_s() <= 0:
                 raise StartTimeoutError(
-                    f"the start took too long: {_count(len(here), wanted)} called the notebook at "
-                    f"{self.invitation.control}; give it more time (--timeout), or see whether it is reached there"
+                    f"the start took too long: {_count(len(here), wanted)} connected to the notebook at "
+                    f"{self.invitation.control}; increase --timeout, or check that tasks can reach that address"
                 )
             with self._changed:
                 if len(self._arrived) == len(here):

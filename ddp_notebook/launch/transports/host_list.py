@@ -26,13 +26,13 @@ def parse(hosts: str | Sequence[str]) -> dict[str, int | None]:
     """
     given: object = hosts
     if not isinstance(given, Iterable) or isinstance(given, bytes):
-        raise UsageError(f"--hosts: {hosts!r:.60} names no host; {_HOW}")
+        raise UsageError(f"--hosts must name hosts, got {hosts!r:.60}; {_HOW}")
     entries = _split(hosts) if isinstance(hosts, str) else [str(one).strip() for one in hosts]
     found: dict[str, int | None] = {}
     for entry in filter(None, entries):
         read = _ENTRY.fullmatch(entry) if len(entry) <= _LONGEST else None
         if read is None or not read["name"] or read["name"].startswith("-"):  # ssh would treat it as an option
-            raise UsageError(f"--hosts: {short(entry)} names no host; {_HOW}")
+            raise UsageError(f"--hosts must name hosts, got {short(entry)}; {_HOW}")
         count = None if read["count"] is None else int(read["count"])
         if count == 0:
             raise UsageError(f"--hosts: {entry!r} asks for no rank; leave the host out, or write {read['name']}:1")
@@ -43,7 +43,7 @@ def parse(hosts: str | Sequence[str]) -> dict[str, int | None]:
                 raise UsageError(f"--hosts names {name} twice; write it once with the sum of its ranks: {name}:2")
             found[name] = count
     if not found:
-        raise UsageError(f"--hosts names no host; {_HOW}")
+        raise UsageError(f"--hosts must name at least one host; {_HOW}")
     return found
 
 

@@ -53,12 +53,12 @@ def parse(text: str) -> range:
     """
     first, dash, last = (part.strip() for part in str(text).partition("-"))
     if not (dash and all(one.isdecimal() and len(one) < 10 for one in (first, last))):
-        raise UsageError(f"--ports {text} is not a range of ports; give the first and the last one, e.g. {_EXAMPLE}")
+        raise UsageError(f"--ports must be the first and last port of a range, e.g. {_EXAMPLE}, got {text}")
     ports = range(int(first), int(last) + 1)
     if ports.start < _LOWEST or ports.stop > _HIGHEST + 1:
-        raise UsageError(f"--ports {text}: ports are {_LOWEST} to {_HIGHEST}, e.g. {_EXAMPLE}")
+        raise UsageError(f"--ports must be within {_LOWEST} to {_HIGHEST}, e.g. {_EXAMPLE}, got {text}")
     if len(ports) < FEWEST:
-        raise UsageError(f"--ports {text}: a machine needs at least {FEWEST} ports, e.g. {_EXAMPLE}")
+        raise UsageError(f"--ports must have at least {FEWEST} ports, e.g. {_EXAMPLE}, got {text}")
     return ports
 
 
@@ -90,7 +90,7 @@ def first_free(bind: Callable[[int], T], host: str, ports: range) -> T:
         except (OSError, zmq.ZMQError) as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-    raise StartError(f"ports {in_words(ports)} of {host} are all taken; give more of them: {_EXAMPLE}")
+    raise StartError(f"ports {in_words(ports)} of {host} are all taken; pass a wider range, e.g. {_EXAMPLE}")
 
 
 _EXAMPLE = "--ports 40000-40100"

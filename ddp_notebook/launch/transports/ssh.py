@@ -252,11 +252,11 @@ class SshTransport(Transport):
         try:
             done = self._ask("forward", port)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise HostError(f"{self.name} cannot be given a port that leads to the notebook: {error}") from error
+            raise HostError(f"ssh cannot forward a port of {self.name}: {error}") from error
         if done.returncode != 0 or not done.stdout.strip().isdigit():
             raise HostError(
-                f"{self.name} cannot be given a port that leads to the notebook: {done.stderr.strip()}; its ssh server "
-                "has to allow it (AllowTcpForwarding)"
+                f"ssh cannot forward a port of {self.name}: {done.stderr.strip()}; its ssh server must allow it "
+                "(AllowTcpForwarding)"
             )
         return int(done.stdout)
 
