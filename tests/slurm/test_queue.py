@@ -78,7 +78,7 @@ def test_arguments_that_cannot_be(slurm, arguments, words):
 
 def test_a_job_whose_tasks_cannot_begin_is_told_with_its_last_words(slurm):
     with pytest.raises(
-        StartError, match=r"no task called .*: Slurm job \d+ has failed; its last words:\n(?s:.*)/no/python"
+        StartError, match=r"no task connected to .*: Slurm job \d+ has failed; its last words:\n(?s:.*)/no/python"
     ):
         ddp_notebook.start(slurm=ddp_notebook.Slurm("-N2", python="/no/python"))
     assert slurm.jobs() == []

@@ -237,7 +237,9 @@ def test_hosts_that_share_a_folder_of_their_own(session, project, home):
     (home / "code" / "a.py").write_text("of somebody else")
     (home / "code" / NOTE).unlink()
     os.utime(home / "code" / "a.py", (1, 1))
-    with pytest.raises(HostError, match=rf"and {home}/code there has files that no sync has sent, .*: echo > {home}/c"):
+    with pytest.raises(
+        HostError, match=rf"its folder {home}/code has files that no sync has sent, .*: echo > {home}/c"
+    ):
         session.files.sync(path)
     assert (home / "code" / "a.py").read_text() == "of somebody else"
     (home / "code" / NOTE).write_text("\n")

@@ -310,7 +310,7 @@ class SlurmAllocation(SlurmStarter):
             except OSError as error:
                 os.unlink(self._output)
                 cleanup_process.release(self._output)
-                raise StartError(f"srun cannot be run: {error}; is Slurm's module loaded?") from error
+                raise StartError(f"srun cannot be run: {error}; load Slurm's module before Jupyter starts") from error
         self._watch(self._allocation)
 
     def trouble(self, *, now: bool = False) -> str:

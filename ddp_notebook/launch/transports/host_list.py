@@ -35,7 +35,9 @@ def parse(hosts: str | Sequence[str]) -> dict[str, int | None]:
             raise UsageError(f"--hosts must name hosts, got {short(entry)}; {_HOW}")
         count = None if read["count"] is None else int(read["count"])
         if count == 0:
-            raise UsageError(f"--hosts: {entry!r} asks for no rank; leave the host out, or write {read['name']}:1")
+            raise UsageError(
+                f"--hosts: a host must have at least 1 rank, got {entry!r}; leave it out, or write {read['name']}:1"
+            )
         if count is not None and count > MOST:
             raise UsageError(f"--hosts: {short(entry)} asks for {count} ranks; a session has at most {MOST:,}")
         for name in _expanded(read["name"], entry, MOST - len(found)):
@@ -66,7 +68,7 @@ def check_sum(asked: Mapping[str, int | None], world_size: int | None) -> None:
     if not sharing and left:
         said = ", ".join(f"{count} on {host}" for host, count in asked.items())
         raise UsageError(
-            f"{world_size} rank{'s' * (world_size != 1)}, and --hosts says {sum(counts)}: {said}; N is the sum of all: "
+            f"{world_size} rank{'s' * (world_size != 1)}, but --hosts has {sum(counts)}: {said}; N is the sum of all: "
             "leave it out, or change the numbers after the hosts"
         )
 
@@ -108,4 +110,4 @@ def _expanded(name: str, entry: str, most: int) -> list[str]:
 
 
 def _too_many(entry: str) -> UsageError:
-    return UsageError(f"--hosts: with {short(entry)} there are more than {MOST:,} hosts, which is the limit; {_HOW}")
+    return UsageError(f"--hosts must name at most {MOST:,} hosts, and {short(entry)} exceeds that; {_HOW}")
