@@ -32,6 +32,14 @@ def shares_of(world_size: int) -> str:
     return f"({threads}, {threads})"
 
 
+def test_a_group_made_before_a_resize_names_the_cause(make_session):
+    session = make_session(3)
+    session.run("group = dist.new_group([0, 1]); x = torch.ones(1)", quiet=True)
+    session.ranks.resize(2)
+    with pytest.raises(RankError, match=r"was made before the session had 2 ranks.*dist\.new_group"):
+        session.run("dist.all_reduce(x, group=group)", quiet=True)
+
+
 @pytest.mark.long
 def test_a_training_goes_on_with_3_and_1_of_2_ranks(make_session):
     session = make_session(2)

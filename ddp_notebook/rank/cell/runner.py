@@ -24,6 +24,7 @@ from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.cell.tracebacks import Tracebacks
 from ddp_notebook.rank.cell.truncation import bounded_display
 from ddp_notebook.rank.cell.widget_comms import COMM_TYPES, RankComms, ends_capture
+from ddp_notebook.rank.group.kernels.kernel import why_retired
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.hooks import Hooks
 from ddp_notebook.rank.variables.copying import CellText
@@ -105,7 +106,7 @@ class Runner:
             self._where,
             is_running=lambda: self.running is not None,
             is_stopped=lambda: self._interrupted or network.release.is_under_way,
-            explain=lambda error: shortage.of_error(error) or hooks.explain(error),
+            explain=lambda error: shortage.of_error(error) or why_retired(error) or hooks.explain(error),
         )
         # IPython 9 formats a traceback again for a history that ranks do not have: 1 s with torch frames.
         self._shell._format_exception_for_storage = lambda error, *_, **__: {

@@ -169,6 +169,23 @@ class Kernel(Operator):
         return follow
 
 
+class RetiredGroupError(RuntimeError):
+    """The group of an operation cannot be used any more. The message names the reason and the remedy."""
+
+
+def why_retired(error: BaseException | None) -> str:
+    """Return the message of a `RetiredGroupError` during whose handling an error was raised; "" if there is none.
+
+    torch looks up the name of the group while it logs a failed collective. It does not find a retired group, and raises
+    an error that hides the cause.
+    """
+    while error is not None:
+        error = error.__context__
+        if isinstance(error, RetiredGroupError):
+            return str(error)
+    return ""
+
+
 def _check_group(recorder: Recorder, group: Group) -> None:
     """Raise an error if the group, or this process, must not start an operation now."""
     if (pause := recorder.pause) is not None:
@@ -176,7 +193,7 @@ def _check_group(recorder: Recorder, group: Group) -> None:
     if (refuse := recorder.refusal) is not None:
         raise refuse(group)
     if group.retired:
-        raise RuntimeError(group.retired)
+        raise RetiredGroupError(group.retired)
 
 
 def _peer(kernel: Kernel, group: Group, rest: tuple[Any, ...]) -> int | None:
