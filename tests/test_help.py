@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
+import types
 
 import pytest
 
@@ -145,6 +147,26 @@ def test_overview_and_help_by_name():
 
 
 # ---- the line of progress
+
+
+def test_a_wait_names_the_import_of_torch_while_it_lasts(monkeypatch, capsys):
+    class Spec:
+        _initializing = True
+
+    module = types.ModuleType("torch")
+    monkeypatch.setattr(module, "__spec__", Spec())
+    monkeypatch.setitem(sys.modules, "torch", module)
+    line = progress.ProgressLine("pulling:")
+    monkeypatch.setattr(progress, "_SILENT_S", 0.0)
+    line.show_time()
+    Spec._initializing = False
+    line.show_time()
+    shown = capsys.readouterr().out
+    assert shown.startswith("\rpulling:  importing torch in the notebook ... 0 s\r")
+    assert shown.endswith("\rpulling:  ... 0 s")
+        "pulling:  importing torch in the notebook ... 0 s",
+        "pulling:  ... 0 s",
+    ]
 
 
 def test_a_silent_start_shows_the_time(monkeypatch, capsys):

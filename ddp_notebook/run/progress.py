@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,11 @@ _EVERY_S = 0.2  # interval of progress updates
 _FIRST_S = 1.0  # shorter work shows no progress
 _SILENT_S = 2.0  # after this time without text the line shows the elapsed time ...
 _TICK_S = 1.0  # ... and updates it at this interval
+
+
+def _is_importing(name: str) -> bool:
+    """Return whether this process is importing a module, as far as importlib shows it: a first import takes seconds."""
+    return bool(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False))
 
 
 class ProgressLine:
@@ -58,8 +64,9 @@ class ProgressLine:
         with self._lock:
             now_s = time.monotonic()
             if now_s - self._told_s >= _SILENT_S:
-                waits = f"{self._waits} " if self._waits and not self._has_begun else ""
-                self._replace(f"{self._line}  {waits}... {now_s - self._began_s:.0f} s")
+                waits = "" if self._has_begun else self._waits
+                waits = "importing torch in the notebook" if _is_importing("torch") else waits
+                self._replace(f"{self._line}  {waits}{' ' * bool(waits)}... {now_s - self._began_s:.0f} s")
 
     def _replace(self, line: str) -> None:
         erased = f"\r{' ' * self._behind}" if len(line) < self._behind else ""
