@@ -164,9 +164,6 @@ def test_a_wait_names_the_import_of_torch_while_it_lasts(monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert shown.startswith("\rpulling:  importing torch in the notebook ... 0 s\r")
     assert shown.endswith("\rpulling:  ... 0 s")
-        "pulling:  importing torch in the notebook ... 0 s",
-        "pulling:  ... 0 s",
-    ]
 
 
 def test_a_silent_start_shows_the_time(monkeypatch, capsys):
