@@ -63,8 +63,8 @@ def check(world_size: int, limit: int, where: str) -> None:
         number = needed(world_size)
         raise UsageError(
             f"{world_size} ranks need {number} open files per process, but the limit on {where} is {limit}: start at "
-            f"most {max(0, limit - _OF_OTHERS) // _PER_RANK}, or raise the hard limit as root, in the shell that "
-            f"starts Jupyter (ulimit -n {number}) or for all logins (nofile in /etc/security/limits.conf)"
+            f"most {max(0, limit - _OF_OTHERS) // _PER_RANK}, or raise the hard limit as root (ulimit -n {number} in "
+            "Jupyter's shell, or nofile in /etc/security/limits.conf)"
         )
 
 
