@@ -67,7 +67,7 @@ def without_node(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.processes
-def test_the_bundle_is_one_small_module_with_the_licence_of_what_it_contains():
+def test_the_bundle_is_one_small_module_with_its_licences():
     done = python("hatch_build.py", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     data = (ROOT / BUNDLE).read_bytes()
@@ -83,7 +83,7 @@ def test_the_bundle_is_one_small_module_with_the_licence_of_what_it_contains():
 
 
 @pytest.mark.long
-def test_a_bundle_is_made_once_anew_when_a_source_changes_and_always_the_same(clone):
+def test_the_bundle_is_reproducible_and_rebuilt_after_a_change(clone):
     def make() -> bytes:
         done = python("hatch_build.py", cwd=clone)
         assert done.returncode == 0, done.stderr
@@ -103,7 +103,7 @@ def test_a_bundle_is_made_once_anew_when_a_source_changes_and_always_the_same(cl
 
 
 @pytest.mark.long
-def test_wheel_and_sdist_carry_it_and_the_sdist_installs_without_npm(clone, tmp_path):
+def test_wheel_and_sdist_contain_it_and_need_no_npm(clone, tmp_path):
     sdist = build("sdist", clone, tmp_path)
     with tarfile.open(sdist) as archive:
         if hasattr(tarfile, "data_filter"):  # not in Python 3.11.2
@@ -158,7 +158,7 @@ def test_a_module_that_cannot_be_bundled_leaves_no_bundle(clone):
     assert not (clone / BUNDLE).exists() and not (clone / BUNDLE).with_suffix(".part").exists()
 
 
-def test_without_a_bundle_the_monitor_says_how_to_build_it_and_nothing_else(monkeypatch, tmp_path):
+def test_a_monitor_without_a_bundle_raises_the_build_command(monkeypatch, tmp_path):
     monkeypatch.setattr(bundles, "MONITOR", tmp_path / "monitor.js")
     with pytest.raises(MissingBuildError, match=r"`pip install -e \.` or `python hatch_build\.py` builds it"):
         monitor.Monitor(Recording(1))

@@ -107,7 +107,7 @@ def only_its_own_messages(browser):
 
 
 @pytest.mark.long
-def test_a_view_comes_under_a_cell_that_logs_and_becomes_a_picture(browser):
+def test_a_logging_cell_shows_a_view_that_becomes_a_picture(browser):
     reply = browser.run(TRAINS)
 
     [comm_id] = browser.monitors()
@@ -124,7 +124,7 @@ def test_a_view_comes_under_a_cell_that_logs_and_becomes_a_picture(browser):
     assert order == ["update_display_data", "comm_close"], "the picture is there before the view goes"
 
 
-def test_deltas_follow_a_snapshot_without_a_gap_and_hold_what_was_logged(browser):
+def test_deltas_follow_a_snapshot_without_a_gap(browser):
     browser.run(TRAINS)
 
     told = browser.told(browser.monitors()[0])
@@ -231,7 +231,7 @@ def test_a_run_of_before_is_brought_back(browser):
 
 
 @pytest.mark.long
-def test_a_view_of_a_cell_that_is_over_does_not_stand_in_for_what_runs(browser):
+def test_a_view_of_a_finished_cell_does_not_replace_a_new_view(browser):
     browser.run(MONITOR_1)
     [old] = browser.monitors()
     for _ in range(2):
@@ -319,7 +319,7 @@ def test_interrupt_ends_the_cell_where_the_kernel_hears_it(browser):
         )
 
 
-def test_the_saved_picture_is_renewed_after_each_cell_that_recorded(browser):
+def test_the_saved_picture_is_updated_after_each_recorded_cell(browser):
     """Test this also for a short cell, and soon after a cell whose picture was slow to draw."""
     browser.run("%ddp_monitor")
     browser.run("import ddp_notebook")
@@ -361,7 +361,7 @@ def test_stop_makes_the_last_view_static(browser):
     assert browser.told(comm_id)[-1][0]["state"] == "stopped"
 
 
-def test_what_was_recorded_is_there_behind_the_end_until_ranks_are_there_again(browser, tmp_path):
+def test_a_recording_remains_after_the_stop_until_the_next_start(browser, tmp_path):
     browser.run("import ddp_notebook\nsession = ddp_notebook.start(2, reuse=True)")
     browser.run("%%on_all_ranks\nfor _ in range(30):\n    dist.all_reduce(torch.ones(4))")
     browser.run("%ddp_stop")
@@ -433,7 +433,7 @@ THREADS = "import threading\nprint(sum(one.name == 'ddp-monitor' for one in thre
 
 
 @pytest.mark.long
-def test_monitors_that_the_user_makes_share_one_thread_and_know_whether_a_cell_runs(browser):
+def test_user_monitors_share_one_thread_and_know_the_cell_state(browser):
     browser.run("import ddp_notebook\nsession = ddp_notebook.start(2, reuse=True)")
     browser.run(MONITOR)
     [made] = browser.monitors()

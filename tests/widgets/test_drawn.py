@@ -336,7 +336,7 @@ def test_what_is_drawn_of_many_random_histories_is_the_recording(make_kernel, br
     assert 0.05 < np.mean(thinned) < 0.95, "both kinds were seen"
 
 
-def test_a_run_of_64_steps_after_a_cell_with_20000_values_is_drawn_whole(make_kernel):
+def test_64_steps_after_a_cell_with_20000_values_are_all_drawn(make_kernel):
     """It was drawn as one dot."""
     kernel = make_kernel(2)
     for cell, count in ((1, 20_000), (2, 64)):
@@ -384,7 +384,7 @@ def test_the_panel_names_the_only_run_that_logged(make_kernel):
 
 
 @pytest.mark.parametrize("logs", [True, False])
-def test_a_small_view_leaves_out_the_panel_that_has_nothing_to_draw(make_kernel, logs):
+def test_a_small_view_leaves_out_an_empty_panel(make_kernel, logs):
     kernel = make_kernel(2)
     if logs:
         kernel.begin(1)

@@ -90,7 +90,7 @@ SCENES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_steps_and_buckets_of_a_recording_that_is_over_are_the_recordings(scene):
+def test_steps_and_buckets_of_the_feed_equal_the_recording(scene):
     recording = recorded(simulate(**SCENES[scene]))
     tables = gathered([Feed(recording, is_live=False).snapshot(0, {})])
 
@@ -111,7 +111,7 @@ def test_steps_and_buckets_of_a_recording_that_is_over_are_the_recordings(scene)
                 assert row["nbytes"] == bucket.nbytes
 
 
-def test_answers_of_other_ranks_are_waited_for_and_their_calls_are_served():
+def test_answers_of_other_ranks_count_as_waiting():
     over, run = recorded(with_remote_calls()), with_remote_calls()
     recording = Recording(2)
     feed = Feed(recording)
@@ -162,7 +162,7 @@ def test_what_is_told_piece_by_piece_is_the_same(scene):
 
 
 @pytest.mark.slow
-def test_steps_that_were_fast_only_at_first_come_when_they_are_asked_for():
+def test_thinned_steps_of_a_fast_start_are_sent_on_request():
     fast = simulate(world_size=8, steps=60, input_ms=0.5, forward_ms=1, backward_ms=2, optimizer_ms=0.5)
     run = simulate(world_size=8, steps=30, into=fast, input_ms=20, forward_ms=150, backward_ms=150)
     recording = Recording(8)
@@ -181,7 +181,7 @@ def _steps(feed):
     return browser_requests.answer({"what": "steps"}, feed, 0)
 
 
-def test_sequence_numbers_grow_by_one_and_a_late_view_goes_on_where_its_snapshot_ends():
+def test_sequence_numbers_grow_by_one_and_follow_a_late_snapshot():
     run = simulate(steps=20)
     recording = Recording(4)
     feed = Feed(recording)
@@ -204,7 +204,7 @@ def test_sequence_numbers_grow_by_one_and_a_late_view_goes_on_where_its_snapshot
 
 
 @pytest.mark.slow
-def test_too_much_is_left_out_by_whole_steps_and_said_and_comes_when_it_is_asked_for(monkeypatch):
+def test_whole_steps_are_left_out_and_sent_on_request(monkeypatch):
     run = simulate(
         world_size=8, steps=100, input_ms=0.5, forward_ms=1, backward_ms=2, optimizer_ms=0.5, transfer_ms=0.1
     )
@@ -256,7 +256,7 @@ def metrics_of(message: Any, cell: int) -> tuple[Any, dict[str, float]]:
 
 
 @pytest.mark.slow
-def test_a_snapshot_has_the_newest_cell_whole_and_of_earlier_ones_the_lowest_and_highest_of_neighbours():
+def test_a_snapshot_thins_all_cells_but_the_newest():
     """The second cell was drawn as a single dot."""
     recording = Recording(2)
     early = np.sin(np.arange(20_000) / 500)
@@ -298,7 +298,7 @@ def test_a_snapshot_and_an_answer_are_as_old_as_the_last_delta():
 
 
 @pytest.mark.slow
-def test_a_flood_of_metrics_keeps_the_lowest_and_highest_and_tells_how_many_there_were():
+def test_a_flood_of_metrics_keeps_minimum_maximum_and_count():
     rank, recording = Rank(0), Recording(1)
     feed = Feed(recording)
     values = np.random.default_rng(3).random(60_000)
@@ -373,7 +373,7 @@ def test_values_of_many_calls_of_a_rank_belong_to_their_own_call():
         assert told == (("broadcast", "[[1]]") if row["number"] % 2 else ("all_reduce", "[[2, 3]]"))
 
 
-def test_the_newest_values_come_later_where_too_many_came_at_once():
+def test_the_newest_values_are_sent_later_after_a_burst():
     ranks = [Rank(number) for number in range(8)]
     recording = Recording(8)
     feed = Feed(recording)
@@ -426,7 +426,7 @@ def test_a_feed_of_64_ranks_begins_with_little():
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
-def test_between_a_resize_and_its_successor_it_tells_of_the_ranks_that_it_knows(world_size):
+def test_a_feed_during_a_resize_reports_only_its_known_ranks(world_size):
     """The recording has the new world_size first, and rows of new ranks can arrive before the feed is replaced."""
     recording = Recording(2)
     feed = Feed(recording)
@@ -461,7 +461,7 @@ def names_of(message):
     return {known[number] for number in np.unique(unpack(message.header, message.data)["metric"]["name"]).tolist()}
 
 
-def test_of_many_names_the_first_of_each_cell_travel_and_the_message_says_so():
+def test_the_first_names_of_each_cell_are_sent_with_a_note():
     recording = Recording(1)
     feed = Feed(recording)
     many_names(recording, 1, 1000)

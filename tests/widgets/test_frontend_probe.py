@@ -25,28 +25,28 @@ def beside(call):
     return found[0]
 
 
-def test_what_comes_beside_the_main_thread_is_heard_while_a_cell_runs():
+def test_a_reply_in_another_thread_is_handled_while_a_cell_runs():
     view = FrontendProbe()
     assert repr(view) == "<FrontendProbe: not known yet>"
     assert beside(view.heard) == "now" == view.when
     assert repr(view) == "<FrontendProbe: now>"
 
 
-def test_what_comes_in_the_main_thread_waits_for_the_cell_where_nothing_else_comes():
+def test_a_reply_in_the_main_thread_is_handled_after_the_cell():
     view = FrontendProbe()
     assert view.heard() == "" and view.is_there, "JupyterLab may not have its subshell yet"
     assert view.heard(is_last=True) == "after the cell"
     assert repr(view) == "<FrontendProbe: after the cell>"
 
 
-def test_a_message_that_waited_in_the_main_thread_does_not_undo_what_came_beside_it():
+def test_a_late_main_thread_reply_keeps_the_earlier_result():
     view = FrontendProbe()
     beside(view.heard)
     assert view.heard() == "" and repr(view) == "<FrontendProbe: now>"
     assert view.heard(is_last=True) == "after the cell", "another front end, which never sends beside it"
 
 
-def test_a_view_is_missing_when_its_time_is_over_until_one_answers():
+def test_a_view_is_overdue_after_its_time_until_one_answers():
     view = FrontendProbe()
     now_s = time.monotonic()
     assert not view.is_overdue(now_s)

@@ -108,7 +108,7 @@ def is_last_step(html: str) -> bool:
     return 'class="chip idle">idle' in html and re.findall(r"<td[^>]*>(\d+)</td>", html).count("49") == 2
 
 
-def test_monitor_is_redrawn_under_the_cells_and_settles_after_them(page):
+def test_the_monitor_is_redrawn_under_cells_and_then_settles(page):
     first = page.run("%ddp_monitor")
     assert page.monitors() == [] and "ddp-html" in first.displays[0]["text/html"]
     page.messages.clear()
@@ -135,7 +135,7 @@ def test_monitor_is_redrawn_under_the_cells_and_settles_after_them(page):
     assert " In [" in new and "recorded" in new
 
 
-def test_the_numbers_of_the_run_are_current_when_its_cell_is_over(page):
+def test_the_numbers_of_a_run_are_current_at_the_end_of_its_cell(page):
     """The numbers are computed at most once a second, so the first check after the cell may be too early for new
     ones."""
     page.run("%ddp_monitor")
@@ -151,7 +151,7 @@ def test_the_numbers_of_the_run_are_current_when_its_cell_is_over(page):
 
 
 @pytest.mark.long
-def test_an_idle_kernel_replaces_a_widget_and_hears_it_when_it_answers_after_all(page):
+def test_an_idle_kernel_replaces_a_widget_until_it_answers(page):
     page.run("%ddp_restart")  # a session that does not know yet that no widget answers
     shown = page.run("%ddp_monitor").displays
     assert VIEW in shown[0] and len(page.monitors()) == 1
@@ -205,7 +205,7 @@ def test_off_shows_nothing_and_html_no_widget(page):
 
 
 @pytest.mark.long
-def test_a_cell_that_is_quiet_has_no_view_and_where_nobody_looks_a_picture_stays(page):
+def test_a_quiet_cell_has_no_view_and_a_script_keeps_a_picture(page):
     page.run(STOP)
     page.run("%ddp_start 2 --live html")
     page.run(SET_UP)

@@ -272,7 +272,7 @@ def test_a_course_of_128_steps_is_drawn_whole():
     assert not any("drawn" in words for words in Page(metric_curves.chart("loss", course, {})).of("li"))
 
 
-def test_a_course_begins_where_its_steps_do_and_takes_earlier_ones():
+def test_a_series_begins_at_its_first_step_and_adds_earlier_ones():
     course = Series(world_size=2)
     course.add(np.array([0, 0]), np.array([10_000, 10_010]), np.array([1.0, 2.0]), cell=1)
     course.add(np.array([1]), np.array([9_995]), np.array([3.0]), cell=1)
@@ -286,7 +286,7 @@ def test_a_course_begins_where_its_steps_do_and_takes_earlier_ones():
     assert course.points(1)[0].tolist() == [9_000, 9_995]
 
 
-def test_a_cell_that_goes_on_continues_the_course_and_one_that_counts_anew_begins_one():
+def test_a_cell_continues_a_series_or_begins_one_at_step_zero():
     course = Series(world_size=1)
     zero = np.zeros(3, int)
     course.add(zero, np.arange(3), np.full(3, 9.0), cell=1, is_given=True)
@@ -314,7 +314,7 @@ def test_a_late_row_of_an_earlier_cell_of_the_same_run_is_drawn():
     assert course.points(1)[1].tolist() == [7.0] * 3
 
 
-def test_of_many_metrics_the_page_tells_how_many_it_does_not_draw():
+def test_the_page_notes_how_many_metrics_are_not_drawn():
     recording = Recording(1)
     for number in range(40):
         logged({0: [1.0]}, name=f"x{number}", into=recording)
@@ -355,7 +355,7 @@ def test_a_first_step_that_is_much_longer_is_cut_off_and_named():
     assert len(heights) == 31 and min(heights) > 100, "the others are seen"
 
 
-def test_only_the_last_steps_are_drawn_and_waiting_has_an_outline():
+def test_only_the_last_steps_are_drawn_and_waiting_is_outlined():
     rows = steps([10.0] * 200)
     rows["compute"], rows["waiting"] = 6.0, 4.0
     drawn = Page(step_bars.chart(rows, "k"))
@@ -392,7 +392,7 @@ class Display:
         self.shown.append(data)
 
 
-def test_it_is_redrawn_when_there_is_news_and_at_most_twice_a_second():
+def test_it_is_redrawn_for_new_rows_and_at_most_twice_a_second():
     recording = Recording(1)
     feed = Feed(recording)
     publisher = Publisher(feed, LiveStatus(feed, None, "1 rank"))

@@ -129,7 +129,7 @@ def test_ranks_stand_under_their_hosts(tmp_path):
     assert [words.split()[:2] for words in beginning] == [["2", "gpu2"]]
 
 
-def test_of_what_is_too_much_the_last_rows_stay_and_the_page_says_so(recording, monkeypatch):
+def test_the_page_keeps_the_last_rows_and_a_note_explains_it(recording, monkeypatch):
     monkeypatch.setitem(saved_page.MOST, "span", 1000)
     monkeypatch.setitem(saved_page.MOST, "value", 500)
     header = saved_page.message(recording).header

@@ -33,9 +33,7 @@ IS_THERE = "print('ddp_notebook.observe.figures.curves' in sys.modules)"
 
 
 @pytest.mark.long
-def test_a_cell_does_not_wait_for_the_import_of_a_picture_that_it_does_not_get_and_the_next_one_does(
-    make_kernel, tmp_path
-):
+def test_only_a_cell_that_needs_a_picture_waits_for_its_import(make_kernel, tmp_path):
     kernel, goes_on = make_kernel(), tmp_path / "goes on"
 
     assert kernel.run(PREPARES.format(goes_on=str(goes_on)), timeout_s=30).stdout == "ended\n"

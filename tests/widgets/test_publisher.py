@@ -75,7 +75,7 @@ def test_it_tells_of_a_hang_who_waits_for_whom(watched):
 
 
 @pytest.mark.alone
-def test_what_a_rank_logs_is_told_soon_and_not_in_too_many_messages(watched):
+def test_logged_values_arrive_soon_and_in_few_messages(watched):
     session, view = watched
     code = "import time\nfor step in range(100):\n    log(sent=time.monotonic(), step=step)\n    time.sleep(0.02)"
     began = len(view.messages)
@@ -163,7 +163,7 @@ def test_a_sink_that_fails_does_not_end_it():
 
 
 @pytest.mark.slow
-def test_a_view_of_which_nothing_is_heard_gets_the_snapshot_again(monkeypatch):
+def test_a_silent_view_gets_the_snapshot_again(monkeypatch):
     """In marimo, messages before its JavaScript runs are lost, and the view cannot send a request while a cell runs."""
     monkeypatch.setattr("ddp_notebook.widgets.publisher._AGAIN_S", (0.3, 0.9, 30.0))
     recording = Recording(1)

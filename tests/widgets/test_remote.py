@@ -86,7 +86,7 @@ def test_the_two_bars_of_a_call_travel_together():
     assert execution["state"] == 2 and call["state"] == 1
 
 
-def test_an_operator_travels_alone_when_its_callee_has_not_told_in_time():
+def test_an_operator_is_sent_alone_if_its_callee_is_late():
     one = Followed()
     caller, callee = one.ranks
     one.recording.feed(caller.batch(sent(caller, 0, 0, function="torch.add", kind="rpc_async")))
@@ -140,7 +140,7 @@ def test_a_view_that_opens_late_and_a_page_have_them_too():
     assert Feed(one.recording).cell == 2
 
 
-def test_a_call_that_is_under_way_is_drawn_once_it_is_over_and_open_where_a_window_is_asked_for():
+def test_a_running_call_is_drawn_at_its_end_or_open_in_a_window():
     one = Followed()
     caller, callee = one.ranks
     one.recording.feed(caller.batch(sent(caller, 0, 0, end_ns=-1)))

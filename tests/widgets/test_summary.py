@@ -102,7 +102,7 @@ def test_each_part_is_told_only_where_it_is_known(recording, words):
     assert saved_summary.text(recording) == words
 
 
-def test_a_cell_that_recorded_nothing_and_rows_that_were_dropped_are_told():
+def test_an_empty_cell_and_dropped_rows_are_reported():
     recording = logged({0: [1.0]})
     recording.feed(Rank(0).batch(dropped=1234))
 

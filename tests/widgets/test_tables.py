@@ -64,7 +64,7 @@ def test_infinite_and_whole_values_are_kept():
     assert found["value"]["numel"].tolist() == [1, 1e12, 7]
 
 
-def test_times_are_exact_to_a_tenth_of_a_microsecond_however_late():
+def test_times_are_exact_to_a_tenth_of_a_microsecond_after_a_day():
     rows = empty("span", 2)
     rows["start"], rows["end"] = [86_400_000.0001, 86_400_000.0004], [np.nan, 86_400_050.1234]
     found, header, _ = travelled({"span": rows})
@@ -90,7 +90,7 @@ def test_all_is_shown_where_it_fits():
         assert thinning.keep(numbers).all()
 
 
-def test_a_flood_is_thinned_at_once_and_what_is_shown_stays_below_the_bound():
+def test_a_flood_is_thinned_at_once_and_stays_below_the_limit():
     thinning = DrawingBudget(1000)
     shown = 0
     for tick in range(100):  # 10 s with 64 000 bytes each
@@ -102,7 +102,7 @@ def test_a_flood_is_thinned_at_once_and_what_is_shown_stays_below_the_bound():
     assert thinning.every == 64
 
 
-def test_a_step_is_shown_on_all_ranks_or_on_none_though_the_rate_changes():
+def test_a_rate_change_keeps_each_step_on_all_ranks_or_on_none():
     thinning = DrawingBudget(1000)
     thinning.adapt(np.arange(4), nbytes=100, seconds=0.1)
     before = thinning.keep(np.arange(100))
