@@ -188,7 +188,7 @@ def test_with_a_shared_store_the_fault_is_explained(monkeypatch):
     assert said().startswith("job train-1, attempt 1 seen by this notebook\n")
 
 
-def test_of_the_ranks_of_a_job_that_failed_those_come_first_whose_own_code_did(monkeypatch):
+def test_a_failed_job_lists_ranks_with_errors_of_their_own_first(monkeypatch):
     """The next ones are ranks that may have been ended by a signal, which torchrun sends to all others. Last are the
     ranks that waited for the failed ones."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")

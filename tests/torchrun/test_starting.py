@@ -85,7 +85,7 @@ def test_what_lets_one_more_agent_join(options, least, most):
         ("--nproc-per-node 2", ""),  # the ranks import torch, which takes long on a busy machine
     ],
 )
-def test_late_ranks_are_explained_by_agents_only_where_agents_are_missing(options, why):
+def test_missing_agents_explain_late_ranks(options, why):
     said = start_job.read(f"{options} -m train").why_alone("unix:@name")
     assert said.startswith(why) and bool(said) == bool(why)
 
@@ -157,7 +157,7 @@ def _write_on(fd: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pipe", ["closed", "held open", pytest.param("written on", marks=pytest.mark.long)])
-def test_output_that_waits_when_torchrun_ends_is_shown_and_logged(jobs, capsys, monkeypatch, pipe):
+def test_pending_output_of_torchrun_is_shown_and_logged(jobs, capsys, monkeypatch, pipe):
     """All output is shown, even if this is slow. A process that keeps a pipe of the rank open does not delay the
     cell."""
     monkeypatch.setattr(start_job, "_END_S", 0.1)
