@@ -26,7 +26,7 @@ def run_demo(notebook: Path, executed: Path, world_size: int = 4) -> subprocess.
 
 
 @pytest.mark.long
-def test_the_first_notebook_trains_to_above_95_percent_with_equal_parameters(tmp_path):
+def test_the_first_notebook_reaches_95_percent_accuracy(tmp_path):
     executed = tmp_path / "executed.ipynb"
 
     result = run_demo(ROOT / "notebooks" / "01_first_process_group.ipynb", executed)
@@ -50,7 +50,7 @@ def test_the_first_notebook_trains_to_above_95_percent_with_equal_parameters(tmp
 
 
 @pytest.mark.long
-def test_the_third_notebook_learns_and_its_report_names_the_slow_rank(tmp_path):
+def test_the_third_notebook_learns_and_reports_the_slow_rank(tmp_path):
     executed = tmp_path / "executed.ipynb"
 
     result = run_demo(ROOT / "notebooks" / "03_watch_it_train.ipynb", executed, world_size=2)
@@ -68,7 +68,7 @@ def test_the_third_notebook_learns_and_its_report_names_the_slow_rank(tmp_path):
 
 
 @pytest.mark.long
-def test_a_failing_cell_fails_the_demo_and_its_traceback_is_shown(tmp_path):
+def test_a_failing_cell_fails_the_demo_and_shows_its_traceback(tmp_path):
     notebook, executed = tmp_path / "failing.ipynb", tmp_path / "executed.ipynb"
     bar = "print('1 of 2', end='', flush=True); print('\\r2 of 2', end=''); 1 / 0"
     cells = [new_code_cell("print('before')"), new_code_cell(bar), new_code_cell("print('after')")]
@@ -85,7 +85,7 @@ def test_a_failing_cell_fails_the_demo_and_its_traceback_is_shown(tmp_path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_are_committed_with_their_pictures_and_nothing_else(path):
+def test_committed_notebooks_contain_only_their_pictures(path):
     code_cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
 
     assert code_cells

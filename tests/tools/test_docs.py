@@ -47,7 +47,7 @@ def test_a_notebook_that_fails_keeps_its_last_good_execution(tmp_path, monkeypat
     assert (made / notebook.name).read_text() == "the last good one"
 
 
-def test_no_type_of_a_field_in_the_reference_ends_with_an_underscore():
+def test_no_field_type_in_the_reference_ends_with_an_underscore():
     """Sphinx reads the underscore of `np.bool_` as a link."""
     found = re.findall(
         r"^    \w+: .*\b\w+_\]", (ROOT / "ddp_notebook" / "observe" / "views.py").read_text(), re.MULTILINE
@@ -67,7 +67,7 @@ def test_a_generated_page_is_up_to_date(path):
     assert path.read_text() == reference.pages()[path], "run: python -m tools.docs.reference"
 
 
-def test_the_page_of_options_has_every_option_of_a_start_and_every_magic():
+def test_the_options_page_has_every_start_option_and_every_magic():
     page = reference.options_page()
     rows = re.findall(r"^\| `(N|--[\w-]+)", page, re.MULTILINE)
     assert rows == [option.flag for option in TABLE]
