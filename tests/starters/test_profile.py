@@ -251,7 +251,7 @@ def test_a_profile_that_is_not_there_and_one_that_does_not_count(make_profile):
 
 
 @pytest.mark.processes
-def test_the_command_keeps_what_a_user_has_put_before_the_interpreter(make_profile):
+def test_the_command_keeps_words_before_the_interpreter(make_profile):
     make_profile("in_a_container", "c.EngineLauncher.engine_cmd = ['nice', 'python3', '-m', 'ipyparallel.engine']")
     profile = ProfileStarter("in_a_container", 1, None)
     try:

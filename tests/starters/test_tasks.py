@@ -96,7 +96,7 @@ def test_a_task_that_calls_when_all_have_is_told_and_ends():
 
 
 @pytest.mark.long
-def test_where_nobody_knows_how_many_tasks_there_are_the_first_one_is_not_all():
+def test_with_an_unknown_number_of_tasks_later_tasks_are_found():
     starter = _Outposts(2)
     tasks = tasks_of(starter)
     try:
