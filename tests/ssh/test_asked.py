@@ -65,7 +65,7 @@ def test_as_many_hosts_as_a_session_may_have():
         StartOptions(hosts="gpu[1-1000]:8")
 
 
-def test_names_of_the_sites_file_stand_for_no_more_hosts_than_a_session_may_have():
+def test_host_groups_of_the_sites_file_obey_the_limit_of_hosts():
     racks = {f"rack{n}": f"node{n}x[1-3000]" for n in range(2)}
     with pytest.raises(UsageError, match=r"^--hosts must name at most 4,096 hosts$"):
         start_line.expand_hosts({"rack0": None, "rack1": None}, Defaults(hosts=racks))

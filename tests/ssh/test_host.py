@@ -84,7 +84,7 @@ def test_a_notebook_keeps_its_hosts_for_the_next_session(python, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_host_whose_shell_has_another_environment_by_now_is_started_afresh(ssh, monkeypatch, tmp_path):
+def test_a_host_with_a_changed_shell_environment_is_restarted(ssh, monkeypatch, tmp_path):
     bashrc = tmp_path / ".bashrc"
     bashrc.write_text("export EDITED=no\n")
     python = sshd.python(ssh, first=f"export HOME={tmp_path}\n. {bashrc}")
@@ -156,7 +156,7 @@ def test_a_server_that_is_stopped_is_heard(python):
 
 
 @pytest.mark.alone  # other tests need ports too
-def test_a_port_of_the_host_leads_to_the_notebooks_where_most_are_taken(python):
+def test_a_forwarded_port_is_found_where_most_ports_are_taken(python):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 12_000:
         pytest.skip(f"only {hard} files may be open here")
@@ -184,7 +184,7 @@ def test_a_port_of_the_host_leads_to_the_notebooks_where_most_are_taken(python):
 
 
 @pytest.mark.slow
-def test_what_a_shell_complains_of_is_not_why_a_server_that_has_run_has_ended(ssh):
+def test_shell_output_is_not_the_reason_of_a_server_that_ended(ssh):
     noisy = sshd.python(ssh, first="echo \"rm: cannot remove 'x': No such file or directory\" >&2")
     with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python=noisy)) as session:
         assert session._hosts is not None

@@ -160,7 +160,7 @@ def test_the_status_names_the_hosts(kernel):
     assert [re.split("  +", row)[i] for row in rows[1:3] for i in (0, 1, 5)] == ["0", "a", "idle", "1", "b", "idle"]
 
 
-def test_the_status_says_how_well_a_clock_is_known_that_is_not_the_notebooks(has_its_own_clock, kernel):
+def test_the_status_shows_the_error_of_a_remote_clock(has_its_own_clock, kernel):
     [line] = [row for row in kernel.run("%ddp_status").stdout.splitlines() if row.startswith("clocks")]
     known = re.fullmatch(r"clocks are known: b to ±([\d.]+) ([µm])s", line)
     assert known is not None and 0 < float(known[1]) * {"µ": 1e-3, "m": 1}[known[2]] < 20, line
