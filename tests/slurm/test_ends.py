@@ -101,7 +101,7 @@ def test_a_job_ends_with_a_notebook_that_is_killed(slurm):
 
 
 @pytest.mark.long
-def test_a_job_that_begins_when_its_notebook_is_gone_ends_at_once(slurm):
+def test_a_job_that_starts_after_its_notebook_ended_ends_at_once(slurm):
     with slurm.occupied() as other, _notebook("2, slurm='-N2 --exclusive'", "1") as notebook:
         wait_until(lambda: len(slurm.jobs()) == 2, 10.0)
         notebook.kill()

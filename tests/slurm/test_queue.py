@@ -19,7 +19,7 @@ from tests.conftest import wait_until
 pytestmark = pytest.mark.alone  # changes links and addresses of the machine
 
 
-def test_what_the_queue_says_is_shown_while_it_waits_and_stop_takes_the_job_out_of_it(slurm):
+def test_the_queue_state_is_shown_and_a_stop_cancels_the_job(slurm):
     said = []
 
     def report(line: str) -> None:
@@ -76,7 +76,7 @@ def test_arguments_that_cannot_be(slurm, arguments, words):
         ddp_notebook.start(slurm=arguments)
 
 
-def test_a_job_whose_tasks_cannot_begin_is_told_with_its_last_words(slurm):
+def test_a_job_whose_tasks_cannot_start_shows_its_last_output(slurm):
     with pytest.raises(
         StartError, match=r"no task connected to .*: Slurm job \d+ has failed; its last words:\n(?s:.*)/no/python"
     ):
@@ -163,7 +163,7 @@ def test_the_script_is_shown_and_tried_out(slurm):
         pytest.param("-n2 -c2 --export=NONE", {"0/2", "1/2"}, marks=pytest.mark.long),
     ],
 )
-def test_tasks_are_those_that_the_arguments_ask_for_or_one_a_node(slurm, tmp_path, arguments, said):
+def test_arguments_set_the_number_of_tasks_or_one_task_per_node(slurm, tmp_path, arguments, said):
     begun = starters.starter(f"{arguments} -o {tmp_path}/said")
     try:
         begun.start(["sh", "-c", "echo $SLURM_PROCID/$SLURM_NTASKS"], {})

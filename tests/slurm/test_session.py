@@ -39,7 +39,7 @@ def test_one_task_a_node_has_its_share_of_the_ranks(session):
     assert repr(session) == "<Session: 4 ranks on n1, n2, gloo>"
 
 
-def test_they_reach_each_other_and_the_notebook_by_the_route_to_the_nodes(session, slurm):
+def test_ranks_and_notebook_connect_by_the_route_to_the_nodes(session, slurm):
     """Not by their names, which Debian maps to loopback addresses."""
     code = "import os, socket; print(os.environ['MASTER_ADDR'], socket.gethostbyname(socket.gethostname()))"
     result = session.run(code)
