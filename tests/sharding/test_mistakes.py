@@ -73,7 +73,7 @@ def test_an_optimizer_made_before_the_model_was_sharded(ranks, how):
 _PARALLEL = f"parallelize_module(model, init_device_mesh('cpu', (2,)), {_ROWS_AND_COLUMNS})"
 
 
-def test_a_check_of_a_tensor_parallel_model_counts_what_it_has_compared(ranks):
+def test_a_check_of_a_tensor_parallel_model_counts_parameters(ranks):
     """Only one of the four parameters is equal on all ranks: the bias of the rowwise layer."""
     ranks.run(f"forget()\nmodel = make(4, 8, 4); {_PARALLEL}", quiet=True)
     assert repr(ranks.check("model")) == (
@@ -211,7 +211,7 @@ def test_averaging_after_unscale(ranks, how):
         assert ranks.check().mistakes == (), right
 
 
-def test_what_averaging_after_unscale_does_and_averaging_before_it_does_not(ranks):
+def test_averaging_after_unscale_spreads_inf_to_the_weights(ranks):
     """An inf on rank 0: if averaged too late, it reaches the weights of rank 1 only; if averaged before, all ranks
     skip."""
     ranks.run(f"forget()\n{_AVERAGE}" + "start = model[0].weight.detach().clone()", quiet=True)
@@ -257,7 +257,7 @@ def test_the_same_inputs_of_a_tensor_parallel_module(ranks, inputs):
 
 
 @pytest.mark.skipif(version("torch").startswith("2.11."), reason="FSDP has meshes of its own before torch 2.12")
-def test_the_data_of_each_rank_where_fsdp_and_dtensor_share_a_mesh(ranks):
+def test_each_rank_has_its_data_if_fsdp_and_dtensor_share_a_mesh(ranks):
     code = (
         "from torch.distributed.fsdp import DataParallelMeshDims\n"
         "from torch.distributed.tensor import distribute_module\n"
@@ -414,7 +414,7 @@ def test_the_card_says_that_a_checkpoint_takes_all_ranks(ranks, tmp_path):
         ),
     ],
 )
-def test_what_does_not_fit_is_told_with_its_numbers_and_the_group_stays_usable(ranks, code, words):
+def test_mismatched_sharding_raises_an_error_with_its_numbers(ranks, code, words):
     imports = "from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh"
     with pytest.raises(RankError, match=words):
         ranks.run(f"{imports}\n{code}", quiet=True)
@@ -455,7 +455,7 @@ def test_what_refuses_to_be_looked_at_is_saved_all_the_same(ranks, tmp_path):
         ("make(4, 4)[0].weight.full_tensor()", "this tensor of shape (4, 4) is not sharded: it is no DTensor"),
     ],
 )
-def test_what_is_not_sharded_is_named_where_its_shards_are_asked_for(ranks, code, words):
+def test_a_value_that_is_not_sharded_is_named_in_the_error(ranks, code, words):
     with pytest.raises(RankError) as raised:
         ranks.run(code, quiet=True)
     assert words in str(raised.value)
