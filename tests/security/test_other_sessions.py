@@ -130,7 +130,7 @@ def test_a_job_of_the_notebook(jobs, stranger, tmp_path):  # noqa: F811
 
 
 @pytest.mark.long
-def test_a_job_of_a_shell_has_a_rendezvous_whose_state_torch_unpickles(jobs, stranger, tmp_path):  # noqa: F811
+def test_torch_unpickles_the_rendezvous_state_of_a_shell_job(jobs, stranger, tmp_path):  # noqa: F811
     """docs/security.md warns of this. If the test fails, torch has changed: correct the table."""
     process = jobs.start(_BODY)
     wait_until(lambda: all((jobs.folder / f"ready-{rank}").exists() for rank in range(2)), 60)

@@ -48,7 +48,7 @@ def unharmed(session, tmp_path):
 
 
 @pytest.mark.long
-def test_another_user_reads_no_key_of_a_session_and_changes_nothing(session, stranger, tmp_path):
+def test_another_user_reads_no_session_key_and_changes_nothing(session, stranger, tmp_path):
     found = attack(stranger, tmp_path / "marker")
     assert found.rows() == _PLAIN
     found.check_nothing_was_read()
@@ -69,7 +69,7 @@ def test_a_group_that_forms_anew_is_not_led_elsewhere(session, stranger, tmp_pat
     session.run("dist.destroy_process_group(); dist.init_process_group()")
 
 
-def test_another_user_hears_a_random_word_where_hosts_try_to_reach_each_other(stranger, tmp_path):
+def test_another_user_reads_only_a_random_word_of_a_host_probe(stranger, tmp_path):
     with selectors.DefaultSelector() as selector:
         reach, ended = Reach(selector), threading.Event()
         [port] = _ask(reach, ListenRequest(places=[ListenPlace("127.0.0.1", 0, 1, "word")])).ports

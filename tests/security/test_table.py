@@ -10,7 +10,7 @@ from tests.security.attack import table
 _ROOT = Path(__file__).parents[2]
 
 
-def test_each_row_names_a_test_that_exists_or_says_why_there_is_none():
+def test_each_row_names_an_existing_test_or_a_reason():
     assert len(table()) > 10
     for opened_by, *_, test in table():
         named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", test)
