@@ -342,7 +342,7 @@ def test_a_rank_refuses_what_torch_refuses(ends, function):
 
 
 @pytest.mark.processes
-def test_the_table_holds_calls_that_torch_accepts_and_calls_that_it_refuses(ends):
+def test_the_table_has_accepted_and_refused_calls(ends):
     accepted = [call for call, (plain, *_) in ends.items() if not plain]
     assert 60 < len(accepted) < len(ends) - 100
 

@@ -78,7 +78,7 @@ def test_an_operator_that_fails_late(session):
     assert [text.splitlines()[-1] for text in told] == ["[True, True, True]", "[]"]
 
 
-def test_a_stopped_wait_for_an_operator_does_not_hold_up_shutdown(session):
+def test_a_stopped_wait_for_an_operator_does_not_block_shutdown(session):
     """The call waits in a thread that the stop does not end."""
     session.run("@torch.jit.script\ndef long(x: torch.Tensor) -> torch.Tensor:\n"
                 "    for _ in range(100000000): x = x + 1\n    return x")  # fmt: skip
@@ -91,7 +91,7 @@ def test_a_stopped_wait_for_an_operator_does_not_hold_up_shutdown(session):
 
 
 @pytest.mark.long
-def test_shutdown_ends_after_a_call_that_has_timed_out_and_never_returns(session):
+def test_shutdown_ends_after_a_timed_out_call_that_never_returns(session):
     code = (
         f"{INIT}waits = 'rpc.rpc_sync(other, never, timeout=0.2)', "
         "'rpc.remote(other, never, timeout=0.6).to_here(timeout=0.2)'\n"

@@ -64,7 +64,7 @@ def test_a_script_calls_workers_by_their_present_names(session):
         assert [text.splitlines()[-1] for text in said(session, init + call)] == ["2.0", "2.0"]
 
 
-def test_gradients_of_a_replaced_rank_do_not_meet_those_of_the_dead_one(session):
+def test_gradients_of_a_replaced_rank_and_a_dead_rank_stay_apart(session):
     """A context that the dead rank has left on the other rank has a different id."""
     left = INIT + (
         "if rank == 1:\n"
@@ -101,7 +101,7 @@ def test_a_distributed_optimizer_after_a_rank_was_replaced(session):
 
 
 @pytest.mark.long
-def test_calls_work_up_to_the_last_number_and_then_name_the_remedy(session):
+def test_calls_work_up_to_the_last_worker_number(session):
     """torch uses 16-bit numbers for workers. The session's counter starts near the end."""
     session._cluster._forming.processes_so_far = MOST_NUMBERS - 2
     for _ in range(2):

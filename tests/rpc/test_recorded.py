@@ -117,7 +117,7 @@ def test_an_exception_that_is_returned_is_an_answer(session):
     assert sum(bool(call.error) for call in calls) == 2
 
 
-def test_references_are_seen_from_their_making_until_they_are_deleted(session):
+def test_references_are_recorded_from_creation_to_deletion(session):
     cell = on_rank_0(
         session,
         "agent = rpc.RRef(Agent())\n"
@@ -171,7 +171,7 @@ def test_a_backward_goes_through_pairs_of_send_and_recv(session):
     assert context.backward_ended_ns < context.steps[0].began_ns < context.steps[0].ended_ns < context.ended_ns
 
 
-def test_ddp_in_a_context_has_its_buckets_and_the_report_says_who_serves(session):
+def test_ddp_in_a_context_has_buckets_and_served_calls(session):
     cell = on_rank_0(
         session,
         "pass\n"

@@ -124,7 +124,7 @@ def test_what_does_not_end_is_named(session, code, rank):
 
 
 @pytest.mark.parametrize("later_s", [0.0, 0.2])
-def test_the_end_of_one_threads_wait_is_not_that_of_anothers_for_the_same_call(session, later_s):
+def test_threads_that_wait_for_the_same_call_end_separately(session, later_s):
     """Otherwise the second thread would wait in C++, which no stop reaches, in any order of the threads."""
     stopped(
         session,
@@ -138,12 +138,12 @@ def test_the_end_of_one_threads_wait_is_not_that_of_anothers_for_the_same_call(s
     wait_until(lambda: frames(session, "wait_too") == [0, 0], 10.0)
 
 
-def test_a_shutdown_does_not_wait_for_what_a_stopped_cell_has_called(session):
+def test_a_shutdown_does_not_wait_for_calls_of_a_stopped_cell(session):
     stopped(session, "rpc.rpc_sync(other, never)")
     session.run(INIT + "rpc.shutdown()", timeout_s=5)
 
 
-def test_threads_that_are_used_up_by_recursion_are_named_and_freed(session):
+def test_threads_used_up_by_recursion_are_named_and_freed(session):
     told = stopped(session, "rpc.rpc_sync(other, down, args=(60, 'worker0', other))", after_s=1.5)
     assert re.search(r"\(waits for down on worker1 \(rank 1\), call \d+, \d s; all 16 threads of this rank wait", told)
     assert "rank 1: ended the cell; all 16 threads of this rank wait for calls to worker0 (rank 0)" in told
