@@ -186,7 +186,7 @@ for n in range(3):
     assert metrics_of(ranks, code)["loss"] == [([0, 0, 1, 2], [9.0, 0.0, 1.0, 2.0])] * 2
 
 
-def test_a_watched_variable_that_is_also_logged_has_the_number_of_its_step(ranks):
+def test_a_watched_variable_that_is_also_logged_has_its_step(ranks):
     code = (
         _MODEL
         + """
@@ -321,7 +321,7 @@ def test_a_loop_that_only_logs_waits_for_the_recorder(logging_loop):
     assert passed_on == 150_000
 
 
-def test_large_records_displace_no_numbers_that_were_logged_before():
+def test_large_records_do_not_displace_logged_values():
     """A loop has logged many values, and the training loop of the next cell starts before all are sent."""
     event_buffer = EventBuffer({})
     metrics = MetricLogger(event_buffer, SimpleNamespace(on_step=[], has_several_optimizers=False), {})  # type: ignore[arg-type]
@@ -340,7 +340,7 @@ def test_large_records_displace_no_numbers_that_were_logged_before():
 
 
 @pytest.mark.slow
-def test_a_loop_that_only_logs_goes_on_where_nobody_takes_its_numbers(logging_loop):
+def test_a_logging_loop_continues_without_a_reader(logging_loop):
     _, took_s = logging_loop(120_000, nobody_takes=True)
     assert took_s < 60.0, "20,000 values would wait 0.2 s each"
     passed_on, _ = logging_loop(0)
@@ -499,7 +499,7 @@ def test_page_faults_are_counted(ranks):
 
 
 @pytest.mark.parametrize(("env", "counts"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "268435456"}, False)])
-def test_page_faults_are_not_counted_where_malloc_was_told_what_to_keep(env, counts):
+def test_page_faults_are_not_counted_if_malloc_was_configured(env, counts):
     assert counts_faults(env) == counts
 
 
@@ -511,7 +511,7 @@ def _counts(session: Any) -> dict[str, int]:
     return {table: len(recording.rows(table)) for table in ("call", "value", "span", "metric")}
 
 
-def test_off_records_nothing_and_keeps_the_table_of_what_is_under_way(ranks):
+def test_record_off_records_nothing_but_keeps_running_operations(ranks):
     ranks.record("off")
     try:
         ranks.run("pass", quiet=True)
@@ -598,7 +598,7 @@ def lonely(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_rank_that_nobody_looks_at_looks_often_again_when_a_notebook_asks(lonely):
+def test_an_idle_rank_polls_often_again_after_a_request(lonely):
     monkeypatch, flusher, looks = lonely
     monkeypatch.setattr(draining, "_ALONE_S", 60.0)
     flusher._asked_s -= 120
@@ -607,7 +607,7 @@ def test_a_rank_that_nobody_looks_at_looks_often_again_when_a_notebook_asks(lone
 
 
 @pytest.mark.slow
-def test_a_rank_that_nobody_looks_at_looks_often_while_a_cell_runs(lonely):
+def test_an_idle_rank_polls_often_while_a_cell_runs(lonely):
     _, flusher, looks = lonely
     flusher.is_in_cell = True
     flusher._event_buffer.filled.set()  # like any record

@@ -371,7 +371,7 @@ def names(calls: list[Call]) -> list[str]:
     return [call.site[5] for call in calls]
 
 
-def test_of_a_step_that_goes_on_its_first_calls_tell_if_no_other_step_began_so():
+def test_a_running_step_is_identified_by_its_first_calls():
     known = Known()
     end(sequence(known, "a", ">x", ">y", is_marked=True)[0])
     end(sequence(known, "a", ">x", ">z", ">z", is_marked=True)[0])

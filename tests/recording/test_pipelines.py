@@ -78,7 +78,7 @@ def ranks(session) -> Any:
 
 
 @pytest.mark.parametrize("name", _SCHEDULES)
-def test_every_schedule_is_recorded_and_computes_what_one_process_does(ranks, name):
+def test_every_schedule_is_recorded_and_equals_one_process(ranks, name):
     places, count, kinds = _SCHEDULES[name]
     ranks.run(f"schedule, stages, model = make({name}, {places}, {count})\nstep(schedule, stages)", quiet=True)
     out = ranks.run("is_like_one_process(stages, model)", quiet=True)
@@ -96,7 +96,7 @@ def test_every_schedule_is_recorded_and_computes_what_one_process_does(ranks, na
     assert found.ideal_span_ns <= found.span_ns and 0 <= found.ideal_bubble <= found.bubble < 1
 
 
-def test_the_report_has_a_line_about_the_bubble_and_blames_no_rank(ranks):
+def test_the_report_has_a_bubble_line_and_blames_no_rank(ranks):
     ranks.run(
         "schedule, stages, model = make(Schedule1F1B, (rank,), 2, 4)\nSLEEP_S = 0.01 * (1 + rank)\n"
         "optimizer = torch.optim.SGD([stages[0].submod.weight], lr=0.1)\n"
@@ -183,7 +183,7 @@ def test_a_batch_that_microbatches_do_not_divide_is_refused(ranks):
     ) in _fails(ranks, code + "step(schedule, stages, X[:12])")
 
 
-def test_who_waits_says_for_which_microbatch_of_which_stage_and_who_computes_says_so_too(ranks):
+def test_waiting_and_computing_ranks_name_microbatch_and_stage(ranks):
     code = "schedule, stages, model = make(ScheduleGPipe, (rank,), 2)\nstep(schedule, stages)\n"
     with pytest.raises(CellTimeoutError) as caught:
         ranks.run(code + "SLEEP_S = 30 * rank\nstep(schedule, stages)", quiet=True, timeout_s=4)

@@ -186,7 +186,7 @@ train(models, {STEPS})
         assert set(of_step.values()) == {2} and len(of_step) == STEPS - 2, "once rebuilt they are two"
 
 
-def test_an_optimizer_that_steps_inside_a_backward_begins_a_step_there(session):
+def test_an_optimizer_step_inside_a_backward_begins_a_step(session):
     code = f"""
 (model,) = models = [make('Deep')]
 inner = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)

@@ -46,7 +46,7 @@ def prepared(session):
     return session
 
 
-def test_a_loader_without_workers_is_told_to_load_in_the_background(prepared):
+def test_the_report_advises_num_workers_for_a_slow_loader(prepared):
     prepared.run("train(DataLoader(Slow(0.003), batch_size=8), 3)", quiet=True)
     found = prepared.report()
     assert found.overall is not None and found.overall.workers_ns == 0
@@ -55,7 +55,7 @@ def test_a_loader_without_workers_is_told_to_load_in_the_background(prepared):
     assert "DataLoader with num_workers" in advice and "DataLoader has num_workers=0 and takes" in advice
 
 
-def test_workers_that_start_in_each_epoch_are_named_and_no_more_workers_are_advised(prepared):
+def test_worker_starts_per_epoch_cause_no_advice_of_more_workers(prepared):
     prepared.run("train(DataLoader(Slow(0), batch_size=16, num_workers=2), 6, evaluates=True)", quiet=True)
     found = prepared.report()
     assert found.overall is not None and found.overall.workers_ns > 0.3 * found.overall.step_ns
@@ -76,7 +76,7 @@ def test_workers_that_start_in_each_epoch_are_named_and_no_more_workers_are_advi
     assert settings == {(2, False, 4)}
 
 
-def test_starts_of_workers_in_few_steps_are_found_and_the_parts_are_the_whole_cell(prepared):
+def test_rare_worker_starts_are_found_and_parts_add_up(prepared):
     """The mean leaves out the shortest and longest 5 % of the steps, which include all starts of workers."""
     prepared.run("other = DataLoader(Slow(0))\niter(other)", quiet=True)  # has the first name
     begins_slowly = "worker_init_fn=lambda _: time.sleep(0.2)"
@@ -96,7 +96,7 @@ def test_starts_of_workers_in_few_steps_are_found_and_the_parts_are_the_whole_ce
     assert sum(found.outside.whole_ns) == pytest.approx(found.outside.cell_ns, rel=1e-6)
 
 
-def test_evaluation_and_checkpoints_have_rows_and_no_part_in_steps(prepared, tmp_path):
+def test_evaluation_and_checkpoints_have_rows_and_are_in_no_step(prepared, tmp_path):
     prepared.run(
         f"train(DataLoader(Slow(0), batch_size=8), 3, evaluates=True, saves='{tmp_path}/' + str(rank))", quiet=True
     )

@@ -100,7 +100,7 @@ def test_the_period_follows_the_rate(monkeypatch, steps_per_s, calls, turns, per
 
 
 @pytest.mark.parametrize("period", [4, 16, 128])
-def test_what_a_loop_does_now_and_then_is_in_some_of_the_steps_that_are_kept(monkeypatch, period):
+def test_sampled_steps_include_some_of_each_periodic_action(monkeypatch, period):
     decides, clock = ValueSampling(), _Clock(monkeypatch)
     decides.begin_cell()
     monkeypatch.setattr(decides, "_choose_period", lambda seconds: setattr(decides, "period", period))
@@ -128,7 +128,7 @@ def test_the_period_does_not_change_at_a_limit(monkeypatch):
     assert periods == {1, 64}
 
 
-def test_a_collective_is_whole_or_absent_and_nothing_else_is_left_out(trained):
+def test_a_collective_is_whole_or_absent_and_no_row_is_missing(trained):
     calls = _calls(trained, f"train({STEPS})")
     rows = calls.rows
     buckets = rows[rows["bucket"] >= 0]
@@ -169,7 +169,7 @@ def test_optimizers_that_take_turns_both_have_their_values(trained):
         trained.run("del thinning._choose_period")
 
 
-def test_the_monitor_and_a_saved_recording_count_what_was_left_out(trained, tmp_path):
+def test_the_monitor_and_a_saved_recording_count_left_out_values(trained, tmp_path):
     calls = _calls(trained, f"train({STEPS})")
     recording = trained.recording
     assert saved_page.message(recording).header["notes"]["values_left_out"] == recording.left_out > 0
@@ -208,7 +208,7 @@ def test_without_values_nothing_is_called_left_out(trained):
 
 
 @pytest.mark.slow
-def test_a_loop_that_goes_on_is_told_of_at_full_seconds_and_what_is_logged_at_once(monkeypatch):
+def test_a_loop_flushes_at_full_seconds_and_logs_immediately(monkeypatch):
     told_s: list[float] = []
     event_buffer = EventBuffer({})
     flusher = Flusher(
@@ -241,7 +241,7 @@ def test_the_end_of_a_loop_that_went_on_is_told_at_once(trained):
     trained.run(pause.format(_STEADY_S), quiet=True)
 
 
-def test_in_a_fast_loop_a_large_record_is_passed_on_before_one_would_have_to_be_dropped():
+def test_a_fast_loop_flushes_a_large_record_before_a_drop():
     """At 2,200 records per second, one or two per second were dropped."""
     event_buffer = EventBuffer({})
     for _ in range(MOST - 1):

@@ -141,7 +141,7 @@ def test_each_step_is_seen_once(ranks, kind):
 
 
 @pytest.mark.parametrize("is_first_to_end", [True, False])
-def test_of_backwards_that_overlap_none_is_the_present_one_when_it_is_over(is_first_to_end):
+def test_overlapping_backwards_leave_no_current_one_at_the_end(is_first_to_end):
     """Distributed ones run in threads of RPC."""
     event_buffer, first, second = EventBuffer({}), Backward(1, []), Backward(2, [])
     event_buffer.enter(1, 1)
@@ -167,7 +167,7 @@ _APART = "ranks 0-1 train apart: no gradient was averaged by a collective, send 
 _WRAP = "together, wrap the model in DistributedDataParallel, and call that one"
 
 
-def test_ranks_that_train_apart_get_one_line_under_the_cell_and_in_the_report(ranks, capsys):
+def test_ranks_that_train_apart_cause_one_line_in_the_report(ranks, capsys):
     ranks.run(_ALONE)
     assert (
         capsys.readouterr().err == f"{_APART}together, wrap the model in DistributedDataParallel, and call that one\n"
@@ -258,7 +258,7 @@ def test_a_record_that_fails_is_counted_and_keeps_its_texts():
     assert recording.dropped == {0: 1}
 
 
-def test_a_record_that_fails_on_a_rank_is_counted_and_said_in_the_report_only(ranks, capsys):
+def test_a_failed_record_is_counted_and_shown_only_in_the_report(ranks, capsys):
     before = ranks.recording.dropped
     ranks.run("next(iter(torch.utils.data.DataLoader([torch.zeros(1).expand(2**31)], batch_size=None)))[0]")
     assert "rows were lost: some steps may be missing" in str(ranks.recording.report())
@@ -291,7 +291,7 @@ def test_a_profile_in_a_folder_with_braces(ranks, folder, tmp_path):
     assert len(list(folder.iterdir())) == ranks.trace(tmp_path / "run.json") == 2
 
 
-def test_a_profile_that_cannot_be_written_is_told_and_the_rest_is_traced(ranks, folder, tmp_path):
+def test_a_profile_that_cannot_be_written_is_reported(ranks, folder, tmp_path):
     limit = "import resource\nif rank == 1: resource.setrlimit(resource.RLIMIT_FSIZE, (%s, resource.RLIM_INFINITY))\n"
     result = ranks.run(limit % 1000 + "x = torch.ones(3) * 2", quiet=True, record=RecordOptions(profile=True))
     ranks.run(limit % "resource.RLIM_INFINITY", quiet=True)
@@ -304,7 +304,7 @@ def test_a_profile_that_cannot_be_written_is_told_and_the_rest_is_traced(ranks, 
     assert {event["pid"] for event in events if event["name"] == "aten::mul"} == {0}
 
 
-def test_what_autograds_threads_call_has_the_line_that_waits_for_them():
+def test_calls_of_autograd_threads_have_the_line_that_waits():
     """Autograd has a thread for each GPU, which has no frame of the user."""
     held, cells = threading.Lock(), {"<cell>": 3}
     namespace: dict[str, Any] = {"held": held}

@@ -39,7 +39,7 @@ def new_calls(session: Any, code: str) -> np.ndarray:
     return rows[rows["cell"] == rows["cell"].max()]
 
 
-def test_a_collective_of_a_thread_outlives_the_cell_that_began_it(ranks):
+def test_a_collective_of_a_thread_outlives_its_cell(ranks):
     ranks.run(
         """
 go, told = threading.Event(), []
@@ -61,7 +61,7 @@ if rank == 0: time.sleep(0.2)  # until it waits for the other one
     assert ranks["told"] == {0: [2.0], 1: [2.0]}
 
 
-def test_all_collectives_of_a_thread_are_recorded_while_cells_come_and_go(ranks):
+def test_collectives_of_a_thread_are_recorded_across_cells(ranks):
     before = len(ranks.recording.rows("call"))
     ranks.run(
         "def loop():\n"
@@ -148,7 +148,7 @@ for _ in range(3): model(torch.ones(2, 4)).sum().backward()
     assert "1.weight" in ranks.recording.text(int(layout["buckets"]))
 
 
-def test_a_loop_that_logs_faster_than_batches_leave_loses_nothing(ranks):
+def test_a_loop_that_logs_faster_than_batches_loses_nothing(ranks):
     before, dropped = len(ranks.recording.rows("metric")), sum(ranks.recording.dropped.values())
     ranks.run("for number in range(10_000): log(number=number)", quiet=True)
     assert len(ranks.recording.rows("metric")) - before == 20_000
@@ -171,7 +171,7 @@ def test_large_complex_numbers_are_finite(ranks):
 
 
 @pytest.mark.slow
-def test_a_record_is_told_though_an_interrupt_kept_it_from_waking_the_recorder():
+def test_a_record_is_sent_if_an_interrupt_prevented_the_wakeup():
     sent: list[bytes] = []
     event_buffer = EventBuffer({})
     flusher = Flusher(event_buffer, BatchMaker(lambda: 0, lambda calls, title: ""), sent.append, lambda: False)
@@ -266,7 +266,7 @@ def test_a_remote_call_that_makes_no_row_costs_no_other_its():
     assert batch.tables["rpc"]["number"].tolist() == [1, 3]
 
 
-def test_a_recording_in_a_variable_knows_what_a_cell_has_done_since(ranks):
+def test_a_recording_in_a_variable_includes_later_cells(ranks):
     recording = ranks.recording
     for count in range(1, 6):
         ranks.run(f"for _ in range({count}): dist.all_reduce(torch.ones({count}))", quiet=True)
@@ -382,7 +382,7 @@ def test_functions_that_save_can_be_sent_to_another_process(ranks):
 
 
 @pytest.mark.slow
-def test_the_processor_time_of_ended_child_processes_is_that_of_the_rank():
+def test_cpu_time_of_ended_child_processes_counts_for_the_rank():
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this system counts nothing")
     looks = Resources()

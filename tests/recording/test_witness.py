@@ -195,7 +195,7 @@ def test_buckets_are_what_a_comm_hook_is_given(session, layout):
     ), "they were rebuilt"
 
 
-def test_a_hook_that_returns_no_future_is_refused_in_torchs_words(session):
+def test_a_hook_that_returns_no_future_raises_torchs_error(session):
     code = "model = make('Deep'); model.register_comm_hook(None, lambda state, bucket: 1); train([model], 1)"
     with pytest.raises(RankError, match=r"callback must return a torch\.futures\.Future object"):
         session.run(code, quiet=True)
