@@ -79,7 +79,7 @@ def test_sizes_and_groups_are_told_apart_and_the_median_counts():
     ]
 
 
-def test_transfers_that_share_the_wire_are_left_out_where_others_do_not():
+def test_overlapping_transfers_are_left_out_if_others_exist():
     run = Synthetic(2)
     for at in range(3):
         calls(run, "all_reduce", at * 100, 1, nbytes=MB)

@@ -66,7 +66,7 @@ def bars(axes, meaning):
 # ---- a metric
 
 
-def test_a_metric_is_shown_in_one_line_with_the_way_to_its_values():
+def test_the_repr_of_a_metric_names_the_access_to_its_values():
     recording = logged({0: [2, 1.5], 1: [2.2, 1.6]})
     assert repr(recording.metrics["loss"]) == (
         "<Metric loss: 4 values of ranks 0,1; of_rank(0) returns steps and values, to_pandas('metric') a table>"
@@ -96,7 +96,7 @@ def test_ranks_that_logged_the_same_share_a_line():
     assert words(figure.axes[0]) == ["ranks 0-63: 0.9"]
 
 
-def test_of_many_ranks_the_range_the_median_and_the_furthest_are_drawn():
+def test_many_ranks_are_drawn_as_range_median_and_outliers():
     values = {rank: np.linspace(2, 1, 30) + 0.001 * rank for rank in range(64)}
     for rank in (7, 40, 12):
         values[rank] = values[rank] + 1 + rank / 100
@@ -107,7 +107,7 @@ def test_of_many_ranks_the_range_the_median_and_the_furthest_are_drawn():
     assert words(axes) == ["band: the range of 64 ranks", "median", "rank 7: 2.08", "rank 12: 2.13", "rank 40: 2.44"]
 
 
-def test_up_to_sixteen_ranks_have_labels_that_do_not_lie_on_each_other():
+def test_labels_of_up_to_sixteen_ranks_do_not_overlap():
     figure = figures.loss(logged({rank: [2, 1 + rank / 1000] for rank in range(16)}))
     figure.draw_without_rendering()
     # Use only the text: the extent of an annotation includes its line.
@@ -222,7 +222,7 @@ def test_many_steps_are_drawn_together():
     assert len(areas) == 7 - 1, "no rank waits"
 
 
-def test_a_first_step_that_takes_much_longer_does_not_hide_the_others():
+def test_a_slow_first_step_does_not_hide_the_other_steps():
     run = Synthetic(1)
     at = 0
     for step in range(20):
@@ -236,7 +236,7 @@ def test_a_first_step_that_takes_much_longer_does_not_hide_the_others():
     assert words(below) == ["↑ 1.00 s"]
 
 
-def test_of_steps_beyond_the_axis_the_longest_have_words_that_do_not_lie_on_each_other():
+def test_labels_of_steps_beyond_the_axis_do_not_overlap():
     run = Synthetic(1)
     at = 0
     for step in range(60):
@@ -302,7 +302,7 @@ def test_a_bucket_that_is_still_under_way_is_drawn():
 # ---- bandwidth
 
 
-def test_bandwidth_is_a_line_for_each_operation_over_message_size():
+def test_bandwidth_has_a_line_per_operation_over_message_size():
     found = [
         Bandwidth(
             op=op,
@@ -367,7 +367,7 @@ def test_one_point_is_a_picture_too():
         (lambda: figures.bandwidth(simulate(world_size=1)), "no transfer between ranks was recorded"),
     ],
 )
-def test_where_there_is_nothing_to_draw_the_error_says_what_to_do(draw, message):
+def test_a_plot_without_data_raises_an_error_with_a_remedy(draw, message):
     with pytest.raises(UsageError) as error:
         draw()
 
@@ -438,7 +438,7 @@ print("matplotlib" in sys.modules, "matplotlib.pyplot" in sys.modules, "torch" i
 
 
 @pytest.mark.processes
-def test_matplotlib_is_imported_at_the_first_picture_and_pyplot_never():
+def test_the_first_figure_imports_matplotlib_but_never_pyplot():
     done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, check=True)
 
     assert done.stdout.split() == ["True", "False", "False"]
@@ -496,7 +496,7 @@ def test_a_name_is_shown_as_it_is_wherever_it_stands(name, tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_character_that_the_font_does_not_have_is_replaced_without_a_warning():
+def test_a_glyph_missing_in_the_font_is_replaced_silently():
     recording = logged({0: [2.0, 1.0]}, name="Verlust \u03bb \u635f\u5931")
     figure = figures.loss(recording)
     assert figure._repr_png_()[0].startswith(b"\x89PNG")
@@ -537,7 +537,7 @@ def test_a_users_settings_of_matplotlib_are_not_needed_for_names():
         assert figures.loss(logged({0: [2.0, 1.0]}, name="a_b $x$ & 5 %"))._repr_png_()[0]
 
 
-def test_a_message_that_lists_names_has_no_control_characters_and_is_short():
+def test_an_error_that_lists_names_is_short_and_printable():
     recording, rank = Recording(1), Rank(0)
     odd = ["\x1b[31mred", "n\nl", "", "loss"]
     many = [*odd, *(f"x{at}" for at in range(2000))]

@@ -125,7 +125,7 @@ def test_flush_waits_for_what_was_put_before_and_no_longer():
         assert seen == [(True, 1)]
 
 
-def test_what_is_asked_for_and_what_is_much_is_not_gathered_any_longer(monkeypatch):
+def test_requested_or_large_data_is_not_batched_any_longer(monkeypatch):
     monkeypatch.setattr(intakes, "_GATHER_S", 60.0)
     recording, rank = Gate(64), Rank(0)
     recording.opened.set()

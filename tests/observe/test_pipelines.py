@@ -78,7 +78,7 @@ def run(steps: int = 3, late_ns: int = 0, lost: int = 0, name: str = "ScheduleGP
     return found
 
 
-def test_steps_are_brought_together_and_what_is_not_whole_is_left_out():
+def test_steps_of_ranks_are_merged_and_partial_steps_left_out():
     found = pipelines(run(steps=3))
     assert [(one.step, one.ranks, len(one.actions)) for one in found] == [(step, (0, 1), 8) for step in range(3)]
     assert [one.step for one in pipelines(run(steps=3, lost=2))] == [1, 2]  # the first one lacks actions

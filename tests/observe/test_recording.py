@@ -79,7 +79,7 @@ def test_collectives_are_a_sequence():
     assert repr(calls[:0]) == "<Collectives: none>"
 
 
-def test_a_rank_an_operation_or_a_table_that_is_not_there_is_told():
+def test_an_unknown_rank_operation_or_table_raises_an_error():
     with pytest.raises(UsageError, match=r"^there is no rank 2; the ranks are 0 to 1$"):
         two_ranks().collectives(rank=2)
     with pytest.raises(UsageError, match="there is no operation 'allreduce'; there is all_reduce, "):
@@ -398,7 +398,7 @@ def test_a_table_for_pandas():
 
 
 @pytest.mark.slow
-def test_a_curve_longer_than_the_table_keeps_its_beginning_and_its_extremes(tmp_path):
+def test_a_long_curve_keeps_its_start_and_its_extremes(tmp_path):
     recording = Recording(2, capacity={"metric": 1024})
     recording.store.earlier = Earlier(METRIC, most=1000)
     steps = 20_000
@@ -424,7 +424,7 @@ def test_a_curve_longer_than_the_table_keeps_its_beginning_and_its_extremes(tmp_
             assert np.diff(of_steps).max() < steps / 20, "no part of the curve is missing"
 
 
-def test_times_of_earlier_metrics_stay_on_the_clock_that_their_rank_had():
+def test_earlier_metrics_stay_on_the_earlier_clock_of_their_rank():
     recording = Recording(1, capacity={"metric": 8})
     recording.store.earlier = Earlier(METRIC, most=16)
     recording.clock.add(0, sent_ns=10**6, rank_ns=10, received_ns=10**6 + 2)

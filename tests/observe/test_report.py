@@ -293,7 +293,7 @@ def test_all_sentences_on_a_slow_rank_have_the_same_number(seed):
     assert found.verdict.startswith(f"{percent(waited / found.overall.step_ns)} of the step waits for rank 2")
 
 
-def test_samples_per_second_of_the_ranks_add_up_as_they_are_written():
+def test_the_printed_samples_per_second_of_the_ranks_add_up():
     """13.8 and not 3, 3, 4, 3 with a total of 14."""
     for samples, step_ms in ((3, 1000), (4, 1150), (100, 100), (1, 9000)):
         lines = str(report(simulate(samples=samples, forward_ms=step_ms / 2, backward_ms=step_ms / 2))).splitlines()
@@ -321,7 +321,7 @@ def test_one_step_with_a_pause_changes_nothing():
     assert paused.overall.step_ns == pytest.approx(calm.overall.step_ns)
 
 
-def test_gradients_that_are_copied_out_of_their_buckets_are_noticed():
+def test_the_report_detects_gradients_copied_out_of_buckets():
     run = simulate(steps=12)
     spans = run.rows("span")
     for at in range(len(spans)):  # each backward ends 4 ms later, and everything after it too
@@ -399,7 +399,7 @@ def test_the_scaling_efficiency_compares_with_one_rank_alone():
     assert "samples/s," not in str(report(unknown))
 
 
-def test_one_rank_alone_is_compared_with_the_cell_that_it_has_run():
+def test_the_baseline_of_one_rank_is_compared_only_with_its_cell():
     run = simulate(cell=2, into=simulate(cell=1))
     run.baseline = {"samples_per_s": 1000.0, "step_ns": 32 * MS, "world_size": 1, "cell": 1}
 
@@ -486,7 +486,7 @@ def test_a_sharded_model_is_not_told_to_use_ddp():
     assert not any("DistributedDataParallel" in text for text in sharded.suggestions)
 
 
-def test_a_full_recording_says_how_many_steps_are_left_of_how_many():
+def test_a_full_recording_reports_kept_steps_and_all_steps():
     whole = simulate(world_size=2, steps=60)
     full = Recording(2, capacity={"span": 200})
     spans = whole.rows("span")
@@ -539,7 +539,7 @@ def test_other_processes_that_take_the_cores_are_said_first(ready, own, busy, sa
 
 
 @pytest.mark.long
-def test_it_is_quick_and_never_keeps_other_threads_of_the_kernel_waiting():
+def test_a_report_is_fast_and_does_not_block_other_threads():
     recording = simulated(world_size=2, steps=16_000, values=False)
     steps = len(recording.steps(cell=2))
     assert steps == 16_000, "8,000 on each rank"
@@ -582,7 +582,7 @@ def test_a_later_cell_without_an_optimizer_step_is_named():
     assert "In [8]" not in str(report(run, 1)), "this cell was asked for"
 
 
-def test_a_later_cell_without_an_optimizer_step_is_named_after_few_steps():
+def test_a_later_cell_without_a_step_is_named_after_few_steps():
     run = simulate(cell=1, steps=2)
     for rank in range(4):
         run.span(rank, "backward", "", *(int(run.rows("span")["end_ns"].max()) + ms * MS for ms in (1, 2)), cell=3)

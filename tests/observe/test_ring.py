@@ -16,7 +16,7 @@ INT = np.dtype("<i8")
 
 
 @pytest.mark.slow
-def test_readers_see_every_row_once_or_are_told_how_many_they_have_lost():
+def test_readers_get_every_row_once_or_the_number_of_lost_rows():
     for seed in range(50):
         chance = random.Random(seed)
         capacity = chance.randint(1, 600)

@@ -162,7 +162,7 @@ def of_few_starts() -> Synthetic:
     return run
 
 
-def test_the_rows_of_a_cell_add_up_to_its_time_and_few_starts_of_workers_are_found():
+def test_rows_of_a_cell_add_up_and_include_rare_worker_starts():
     run = of_few_starts()
     found = report(run)
     assert found.run is not None and found.overall is not None and found.outside is not None
@@ -191,7 +191,7 @@ workers outside of steps        1  0.02  0.8 %"""
     )
 
 
-def test_workers_that_take_no_time_outside_of_steps_are_not_listed():
+def test_workers_without_time_outside_of_steps_are_not_listed():
     """With persistent_workers each epoch ends with a span of some microseconds."""
     run = of_few_starts()
     end_ns = BEGIN_NS + 2560 * MS
@@ -286,7 +286,7 @@ def test_forwards_of_an_evaluation_are_in_no_step(evaluation, where):
         ("load A 1, train Net 4, no_grad Net 3, back 8, save Net 5, step SGD 2", 23),
     ],
 )
-def test_forwards_without_gradients_that_belong_to_the_step_are_in_it(words, lasts):
+def test_forwards_without_gradients_count_in_their_step(words, lasts):
     run = run_of_words(words, repeats=9)
     outside = report(run).outside
     assert {step.duration_ns // MS for step in steps(run)[1:]} == {lasts}
@@ -296,13 +296,13 @@ def test_forwards_without_gradients_that_belong_to_the_step_are_in_it(words, las
     assert saved == 9 * words.count("save"), "saves inside steps are counted"
 
 
-def test_an_evaluation_whose_forwards_are_not_recorded_is_in_no_step():
+def test_an_evaluation_with_unrecorded_forwards_is_in_no_step():
     """For `model.module` without DDP, only the batches are recorded."""
     run = run_of_words(", ".join([*[STEP] * 8, *["load Test 3, wait 7"] * 4]), repeats=3)
     assert {step.duration_ns // MS for step in steps(run)} == {15}
 
 
-def test_evaluation_of_a_model_that_does_not_train_is_a_part_of_the_step():
+def test_evaluation_of_a_teacher_model_is_a_part_of_the_step():
     run = Synthetic(1)
     for at in (0, 100, 200):
         for kind, name, begin, end in (

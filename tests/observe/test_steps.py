@@ -171,7 +171,7 @@ def test_spans_of_other_threads_and_open_ones_do_not_count():
 
 
 @pytest.mark.parametrize("is_ddp", [True, False], ids=["DDP", "all_reduce"])
-def test_steps_of_threads_that_follow_each_other_are_those_of_one(is_ddp):
+def test_steps_of_successive_threads_equal_steps_of_one_thread(is_ddp):
     assert steps(simulate(steps=20, is_ddp=is_ddp, threads=7)) == steps(simulate(steps=20, is_ddp=is_ddp))
 
 
@@ -187,7 +187,7 @@ def test_steps_of_threads_at_the_same_time_all_count():
     assert [one.duration_ns // MS for one in found] == [10, 10, 15, 4, 1]
 
 
-def test_steps_keep_their_numbers_when_the_first_rows_were_dropped():
+def test_steps_keep_their_numbers_after_rows_were_dropped():
     run = simulate(steps=12)
     whole = steps(run, rank=1)
     for table in ("span", "call"):
@@ -295,7 +295,7 @@ def with_remote_calls() -> Synthetic:
     return run
 
 
-def test_waiting_for_answers_is_waiting_and_served_calls_are_compute():
+def test_answers_count_as_waiting_and_served_calls_as_compute():
     found = steps(with_remote_calls())
     assert len(found) == 2
     for step in found:

@@ -136,7 +136,7 @@ def test_times_are_microseconds_since_the_first_event():
     assert trace["otherData"]["begin_ns"] == BEGIN_NS
 
 
-def test_ranks_stand_on_the_notebooks_clock_and_say_how_well_it_is_known():
+def test_ranks_use_the_notebooks_clock_and_report_its_error():
     run = simulate(world_size=2, steps=2)
     clock = Clock()
     for rank, offset_ns in enumerate((0, 3_000_000_000)):  # the clock of rank 1 is 3 s ahead
@@ -167,7 +167,7 @@ def test_a_step_says_what_its_time_went_into():
 # ---- arrows
 
 
-def test_an_arrow_goes_through_a_collective_in_the_order_of_arrivals():
+def test_an_arrow_follows_a_collective_in_the_order_of_arrivals():
     events = trace_of(simulate(slow=1, phase="forward", extra_ms=5, noise_ms=0, steps=4))
 
     found = arrows(events, "collective")
@@ -212,7 +212,7 @@ def test_the_same_moment_on_all_ranks_is_no_trouble_for_an_arrow():
 # ---- what has not ended, and what is no number
 
 
-def test_what_has_not_ended_is_drawn_until_the_last_time_that_is_known():
+def test_unfinished_calls_are_drawn_until_the_last_known_time():
     run = Synthetic(2)
     run.span(0, "cell", "", BEGIN_NS, -1)
     run.call(0, "all_reduce", BEGIN_NS + MS, -1, state=STATES.index("issued"), blocked_ns=0)
@@ -225,7 +225,7 @@ def test_what_has_not_ended_is_drawn_until_the_last_time_that_is_known():
     assert slices(events, "cell")[0]["args"]["state"] == "not ended yet"
 
 
-def test_on_a_gpu_a_collective_begins_where_the_device_comes_to_it():
+def test_a_collective_on_a_gpu_begins_when_the_device_starts_it():
     run = Synthetic(1)
     run.span(0, "cell", "", BEGIN_NS, BEGIN_NS + 9 * MS)
     run.call(0, "all_reduce", BEGIN_NS + MS, BEGIN_NS + 6 * MS, start_ns=BEGIN_NS + 4 * MS, is_async=True)

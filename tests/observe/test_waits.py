@@ -27,7 +27,7 @@ def three_arrivals(**more) -> Synthetic:
 # ---- waiting and transfer
 
 
-def test_a_rank_waits_from_its_arrival_until_the_last_one_has_come():
+def test_a_rank_waits_from_its_arrival_until_the_last_arrival():
     (wait,) = waits(three_arrivals())
 
     assert (wait.waited_ns / MS).tolist() == [10, 6, 0]
@@ -86,7 +86,7 @@ def test_an_end_that_is_not_known_makes_no_transfer():
     assert (wait.waited_ns.tolist(), wait.transfer_ns) == ([MS, 0], 0)
 
 
-def test_collectives_match_by_group_and_number_whatever_the_order_of_rows():
+def test_collectives_match_by_group_and_number_in_any_row_order():
     run = Synthetic(4)
     for pair in ((2, 3), (0, 1)):
         for number in range(3):
@@ -225,7 +225,7 @@ def test_thin_evidence_names_nobody(thin):
     assert straggler(simulate(**{"slow": 1, "phase": "forward", "extra_ms": 50} | thin)) is None
 
 
-def test_what_is_lost_in_many_steps_is_named_though_each_loses_little():
+def test_a_small_loss_in_many_steps_is_named():
     found = straggler(simulate(slow=1, phase="forward", extra_ms=5, noise_ms=0.2, steps=60))
 
     assert found is not None and (found.rank, found.phase, found.steps) == (1, "forward", 58)
@@ -242,7 +242,7 @@ def test_two_ranks_that_are_equally_slow_are_no_straggler():
     assert straggler(run) is None
 
 
-def test_the_last_cell_with_steps_is_asked_unless_another_one_is_named():
+def test_the_default_straggler_is_of_the_last_cell_with_steps():
     run = simulate(slow=1, phase="forward", extra_ms=50, cell=1)
     run = simulate(slow=3, phase="input", extra_ms=50, cell=2, into=run)
 
