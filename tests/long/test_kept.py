@@ -45,7 +45,7 @@ def signal_descendants(kernel: NotebookKernel) -> None:
             process.send_signal(number)
 
 
-def test_no_line_no_row_and_no_variable_is_lost_by_kernels_that_are_killed(notebook):  # noqa: F811
+def test_killed_kernels_lose_no_line_row_or_variable(notebook):  # noqa: F811
     chance, slowest_s = random.Random(19), 0.0
     kernel = notebook("%ddp_start 2 --keep 1")
     assert kernel.run(MODEL).status == "ok"

@@ -159,7 +159,7 @@ def ranks(make_session_alone, tmp_path) -> Any:
     return session
 
 
-def test_no_false_alarm_in_what_torchs_tests_do_with_their_models(ranks, tally: Tally):
+def test_models_of_torchs_tests_cause_no_false_alarm(ranks, tally: Tally):
     programs = [
         f"torch.manual_seed(0)\n{code}\noptimizer = train(model, [x, x], None, {clips})"
         for code in _of_torch()
