@@ -87,7 +87,7 @@ def sent_in_steps(name: str, sizes: list[int]) -> dict[tuple[int, int], int]:
 @pytest.mark.parametrize("name", ALGORITHMS)
 @EXAMPLES
 @given(data=st.data())
-def test_an_algorithm_gives_what_numpy_says_and_moves_what_theory_says(ranks, name, data):
+def test_an_algorithm_matches_numpy_and_the_theoretical_traffic(ranks, name, data):
     sizes, inputs, dtype = data.draw(chunked(ranks))
     stepper = Stepper(name, inputs=inputs, sizes=sizes, dtype=dtype)
 
@@ -113,7 +113,7 @@ def test_it_agrees_with_torchs_own_call(ranks, name):
         assert np.array_equal(values, by_hand(name, sizes, inputs)[rank])
 
 
-def test_a_ring_moves_two_times_n_minus_one_nth_of_the_data_per_rank(ranks):
+def test_a_ring_moves_2_times_n_minus_1_nth_of_the_data_per_rank(ranks):
     stepper = Stepper("ring all_reduce", nbytes=48_000).play()
     assert set(stepper.bytes_moved.values()) == {2 * (ranks - 1) * 48_000 // ranks}
     assert len(stepper.bytes_moved) == ranks

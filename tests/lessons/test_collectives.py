@@ -120,7 +120,7 @@ def test_all_leave_a_barrier_when_the_last_one_has_come(ranks):
     assert explorer.agrees and all(values[0] >= 150 for values in left.values()), left
 
 
-def test_a_barrier_is_judged_by_its_promise_however_late_a_rank_begins(ranks):
+def test_a_barrier_is_judged_correctly_if_a_rank_starts_late(ranks):
     """Rank 0 leaves the first barrier 100 ms after the others, as on a busy machine."""
     session = ddp_notebook.current()
     assert session is not None
@@ -162,7 +162,7 @@ def test_leaving_a_barrier_early_is_no_barrier():
         ("all_gather", "missing rank", "waiting in all_gather"),
     ],
 )
-def test_wrong_use_says_what_is_wrong_and_leaves_the_group_usable(ranks, op, kind, words):
+def test_wrong_use_raises_an_error_and_leaves_the_group_usable(ranks, op, kind, words):
     explorer = Explorer(op)
     happened = explorer.wrong(kind)
     assert words in happened.message

@@ -73,7 +73,7 @@ def test_two_steps_go_through_the_five_stages(ddp, session):
     assert session.check("_inside_network").agrees
 
 
-def test_the_buckets_of_the_second_step_are_filled_from_the_last_layer_on(ddp):
+def test_the_second_step_fills_buckets_from_the_last_layer_on(ddp):
     backward = next(stage for stage in reversed(ddp.stages) if stage.number == 3)
 
     assert told(backward.buckets) == BUCKETS

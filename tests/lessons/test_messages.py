@@ -109,7 +109,7 @@ def test_costs_are_measured_fitted_and_counted(ranks):
 
 @pytest.mark.parametrize("name", plans.REDUCES)
 @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
-def test_the_fit_finds_the_alpha_and_beta_that_times_were_made_with(name, world_size):
+def test_the_fit_finds_the_alpha_and_beta_of_the_times(name, world_size):
     alpha, beta = 50e-6, 0.5e-9
     times = {}
     for nbytes in (1_000, 100_000, 10_000_000):

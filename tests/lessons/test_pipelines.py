@@ -62,7 +62,7 @@ def test_what_cannot_be_is_said(pipe, given, words):
         pipe.run(**given)
 
 
-def test_what_torch_refuses_is_torchs_own_words_and_the_ranks_go_on(pipe):
+def test_a_schedule_that_torch_refuses_raises_torchs_error(pipe):
     with pytest.raises(RankError, match=r"Number of microbatches \(1\) must be greater than"):
         pipe.run("1F1B", microbatches=1)
     assert pipe.run("GPipe", microbatches=1, stage_ms=0.0).is_same
