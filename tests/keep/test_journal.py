@@ -65,7 +65,7 @@ def pieces(journal: Journal) -> list[Any]:
     return found
 
 
-def test_a_mark_that_came_in_two_pieces_is_whole_for_who_attaches_in_between():
+def test_a_split_mark_is_complete_for_a_notebook_that_attaches():
     journal = Journal(TOKEN, 1000)
     told(journal, 1, [0])
     whole = b"a\n" + CellEnd(1, 0.5).encode(TOKEN)
@@ -77,7 +77,7 @@ def test_a_mark_that_came_in_two_pieces_is_whole_for_who_attaches_in_between():
     assert journal.running == []
 
 
-def test_a_cell_that_is_sent_again_to_a_new_rank_is_still_that_of_all():
+def test_a_cell_resent_to_a_new_rank_still_belongs_to_all_ranks():
     journal = Journal(TOKEN, 1000)
     told(journal, 1, [0, 1])
     told(journal, 1, [1])
@@ -115,7 +115,7 @@ def test_text_does_not_wait_for_a_display_that_was_left_out():
     assert kept[-2:] == [display(1, 5, chars=400), "5\n"]
 
 
-def test_a_cell_that_was_shown_is_forgotten_and_what_came_behind_it_is_not():
+def test_a_displayed_cell_is_dropped_but_later_text_is_kept():
     journal = Journal(TOKEN, 1000)
     told(journal, 1, [0, 1])
     for rank in (0, 1):
@@ -139,7 +139,7 @@ def test_small_displays_count_with_what_keeping_them_takes():
     assert 80 < len(messages(journal)) <= 100
 
 
-def test_a_cell_for_a_rank_that_has_died_meanwhile_does_not_run_for_ever():
+def test_a_cell_for_a_dead_rank_does_not_run_forever():
     journal = Journal(TOKEN, 1000)
     journal.on_told(RunCell(cell=1, code="", execution_count=1), [0, 1], [1])
     journal.on_text(0, 1, CellEnd(1, 0.1).encode(TOKEN))
@@ -170,7 +170,7 @@ def test_a_cell_that_goes_on_with_fewer_ranks_is_theirs():
     assert list(journal.events()) == [] and journal.cells == {}
 
 
-def test_who_attaches_is_told_of_loops_that_survive_as_they_are_now():
+def test_attach_returns_the_current_state_of_surviving_loops():
     journal = Journal(TOKEN, 1000)
     told(journal, 1, [0, 1])
     for rank in (0, 1):
@@ -186,7 +186,7 @@ def test_who_attaches_is_told_of_loops_that_survive_as_they_are_now():
     assert list(journal.events()) == []
 
 
-def test_a_loop_is_not_forgotten_when_the_cell_before_it_was_shown():
+def test_a_loop_is_kept_when_the_previous_cell_was_displayed():
     journal = Journal(TOKEN, 1000)
     for cell in (1, 2):
         told(journal, cell, [0])
@@ -212,7 +212,7 @@ def fed(recorded: KeptRecording) -> Recording:
     return recording
 
 
-def test_of_a_long_recording_the_end_is_kept_with_its_names_and_the_rest_counted(tmp_path):
+def test_a_long_recording_keeps_its_end_and_counts_dropped_rows(tmp_path):
     recorded = KeptRecording(str(tmp_path), limit_bytes=100_000)
     for number in range(500):
         recorded.put(0, encode(losses(10 * number, 10)))

@@ -187,7 +187,7 @@ for step in ddp_notebook.survive(model, optimizer, done, steps=60{more}):
 @pytest.mark.parametrize(
     "dies", ["alone", *(pytest.param(how, marks=pytest.mark.long) for how in ("attached", "shrinks"))]
 )
-def test_a_training_that_survives_does_so_with_the_next_notebook_too(notebook, dies, tmp_path):
+def test_a_surviving_training_run_survives_a_new_notebook_too(notebook, dies, tmp_path):
     go = tmp_path / "go"
     first = notebook("%ddp_start 2 --keep 1")
     pid = int(first.run("import ddp_notebook; ddp_notebook.current().ranks.pids()[1]").displays[0]["text/plain"])
@@ -261,7 +261,7 @@ def test_it_ends_after_its_hours(notebook):
 
 
 @pytest.mark.long
-def test_it_ends_after_idle_hours_of_which_a_cell_that_runs_is_none(notebook, monkeypatch):
+def test_a_kept_session_ends_after_hours_without_running_cells(notebook, monkeypatch):
     monkeypatch.setenv("DDP_NOTEBOOK_KEEP_IDLE_H", str(1.5 / 3600))
     first = notebook("%ddp_start 2 --keep 1")
     first.start("%%on_all_ranks\nimport pathlib, time\nprint('begun')\ntime.sleep(5)")

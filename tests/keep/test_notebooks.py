@@ -134,7 +134,7 @@ def test_one_that_looks_sees_the_cells_of_the_other(notebook, tmp_path):
 
 
 @pytest.mark.long
-def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook, tmp_path):
+def test_a_take_over_detaches_a_busy_notebook_and_keeps_ranks(notebook, tmp_path):
     first = notebook("%ddp_start 2 --keep 1")
     go, held, end = tmp_path / "go", tmp_path / "held", tmp_path / "end"
     first.run(HOLDS.format(go=str(go), held=str(held)))
@@ -201,7 +201,7 @@ def test_without_the_key_it_says_nothing(notebook):
     assert entries.entries() == [entry]
 
 
-def test_one_that_reads_nothing_is_let_go_but_not_for_what_was_kept(monkeypatch):
+def test_a_notebook_that_does_not_read_is_dropped(monkeypatch):
     monkeypatch.setattr(notebooks, "_MOST_WAITING", 10_000)
     here, there = socket.socketpair()
     for stream in (here, there):
@@ -237,7 +237,7 @@ class _Ranks:
         self.told.append((message, ranks))
 
 
-def test_what_a_notebook_says_while_another_takes_over_is_not_done():
+def test_requests_of_the_old_notebook_are_dropped_in_a_take_over():
     """The other notebook received the state of the session without that cell."""
     here, there = socket.socketpair()
     all_of, ranks, journal, queue = Notebooks(), _Ranks(), Journal("ab12", limit_bytes=1000), Queue()

@@ -79,7 +79,7 @@ def waiting(code: str, ranks: list[int] | None = None) -> Waiting:
     return Waiting(told=RunCell(cell=0, code=code, execution_count=1), ranks=ranks, timeout_s=None)
 
 
-def test_one_whose_turn_has_come_waits_no_more_and_one_of_the_same_code_does():
+def test_a_started_job_leaves_the_queue_and_its_copy_stays():
     queue = Queue()
     queue.waiting = [waiting("train()"), waiting("train()"), waiting("test()")]
     queue.on_told(RunCell(cell=7, code="train()", execution_count=1))
@@ -88,7 +88,7 @@ def test_one_whose_turn_has_come_waits_no_more_and_one_of_the_same_code_does():
 
 
 @pytest.mark.parametrize("status", ["ok", "error"])
-def test_none_begins_while_another_runs_or_behind_one_that_has_failed(status):
+def test_no_job_starts_during_another_or_after_a_failed_one(status):
     queue, journal = Queue(), Journal("ab12", 1000)
     queue.waiting = [waiting("train()", [1])]
     journal.on_told(RunCell(cell=4, code="", execution_count=1), [0])

@@ -252,7 +252,7 @@ def test_a_request_that_only_reads_is_answered(keeper, request_, calls):
 
 
 @pytest.mark.parametrize("message", CHANGE_SILENTLY, ids=name_of)
-def test_a_message_without_a_reply_that_changes_something_is_ignored(keeper, message):
+def test_a_message_without_reply_that_changes_state_is_ignored(keeper, message):
     before = keeper.state()
     say(keeper.looker, message)
     assert keeper.state() == before
@@ -261,7 +261,7 @@ def test_a_message_without_a_reply_that_changes_something_is_ignored(keeper, mes
 
 
 @pytest.mark.parametrize(("message", "calls"), READ_SILENTLY, ids=[name_of(message) for message, _ in READ_SILENTLY])
-def test_a_message_without_a_reply_that_only_reads_changes_nothing(keeper, message, calls):
+def test_a_message_without_reply_that_only_reads_changes_nothing(keeper, message, calls):
     say(keeper.looker, message)
     assert set(keeper.spy.calls) <= calls
 

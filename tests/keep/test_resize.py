@@ -62,7 +62,7 @@ Resizing._settle = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.long
-def test_the_next_notebook_is_told_of_ranks_that_got_no_variables(notebook):
+def test_the_next_notebook_lists_ranks_without_variables(notebook):
     first = notebook("%ddp_start 2 --keep 1")
     first.run("%%on_all_ranks\nx = 5")
     first.start(DIES_BEFORE_THE_COPIES)
