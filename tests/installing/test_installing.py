@@ -56,7 +56,7 @@ def metadata(wheel: Path) -> Message:
 
 
 @pytest.mark.long
-def test_the_wheel_is_for_every_machine_and_holds_the_package_and_its_javascript(wheel):
+def test_the_wheel_is_pure_python_and_contains_the_javascript(wheel):
     assert wheel.name == f"ddp_notebook-{ddp_notebook.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -151,7 +151,7 @@ def test_the_readme_names_the_address_that_is_set():
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_the_readmes_commands_clone_it_and_install_it_next_to_the_torch_that_is_there(tmp_path):
+def test_the_readme_commands_install_next_to_the_present_torch(tmp_path):
     """The commands contain the address on GitHub, for which git uses the last commit of this checkout."""
     origin = tmp_path / "origin.git"
     subprocess.run(["git", "clone", "-q", "--bare", str(ROOT), str(origin)], check=True)
@@ -205,7 +205,7 @@ def printed(notebook: nbformat.NotebookNode) -> str:
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_a_machine_without_a_network_node_or_a_compiler_installs_it_and_runs_the_first_notebook(tmp_path):
+def test_an_offline_machine_installs_it_and_runs_a_notebook(tmp_path):
     """Uses `make wheelhouse`, whose output explains the steps."""
     house = tmp_path / "wheels"
     version = ".".join(map(str, sys.version_info[:2]))
