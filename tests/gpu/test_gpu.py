@@ -111,7 +111,7 @@ def test_by_default_there_is_a_rank_on_every_gpu(make_session, gpus, record_prop
         assert (row.device_bytes or 0) >= 4 * _MIB
 
 
-def test_the_current_device_is_the_ranks_also_after_an_await_and_in_px(make_session):
+def test_the_current_device_is_correct_after_await_and_in_px(make_session):
     """The current device belongs to a thread, so the thread that runs cells counts."""
     session = make_session(None)
     session.run("import asyncio\nawait asyncio.sleep(0)\ncurrent = torch.cuda.current_device()")
@@ -242,7 +242,7 @@ def test_the_same_host_server_serves_again_after_cuda_was_used(warm_server, make
 _SUM = "x = torch.ones(1, device=device); dist.all_reduce(x); int(x)"
 
 
-def test_an_error_that_poisons_the_context_is_a_death_and_is_healed(make_session):
+def test_a_rank_with_a_corrupted_cuda_context_dies_and_is_healed(make_session):
     session = make_session(None)
     session.run("kept = rank")
     with pytest.raises(RankDiedError, match=r"exited with status 1 \(rank 0\)") as caught:

@@ -267,7 +267,7 @@ def test_the_card_says_who_waits_for_whom(ranks):
     assert ranks.run(SUM, timeout_s=60)[1].result == "2"
 
 
-def test_different_numbers_of_collectives_are_stopped_again_and_again(ranks, record_property):
+def test_mismatched_collectives_are_stopped_repeatedly(ranks, record_property):
     took = []
     for _ in range(3):
         began_s = time.monotonic()
