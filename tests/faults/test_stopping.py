@@ -43,7 +43,7 @@ def test_a_stopped_process_is_named_and_comes_back(notebook, name, where):
     notebook.play(name, where)
 
 
-def test_a_group_can_be_made_after_a_stop_that_has_ended_a_stopped_store(notebook):
+def test_a_group_forms_after_a_stop_ended_a_stopped_store(notebook):
     notebook.play("store", "group")
     reply = notebook.kernel.run("%%on_all_ranks\nprint(dist.get_world_size(dist.new_group([0, 1])))")
     assert reply.stdout == "[0-1] 2\n", reply
@@ -60,11 +60,11 @@ def test_a_stopped_rank_that_runs_no_part_of_the_cell_is_named(notebook):
 
 
 @pytest.mark.long
-def test_the_prompt_comes_back_at_one_press_though_a_rank_is_stopped(notebook):
+def test_one_interrupt_returns_the_prompt_if_a_rank_is_stopped(notebook):
     notebook.play("rank", "stop")
 
 
-def test_a_watchdog_that_is_stopped_goes_on_and_one_that_dies_is_replaced(notebook):
+def test_a_stopped_watchdog_is_continued_and_a_dead_one_replaced(notebook):
     first = notebook.pid("watchdog")
     os.kill(first, signal.SIGSTOP)
     wait_until(lambda: psutil.Process(first).status() != psutil.STATUS_STOPPED, what="it goes on")
