@@ -142,7 +142,7 @@ def test_each_text_of_the_repository_is_there(site):
             assert title in shown, (page, title)
 
 
-def test_notebooks_are_executed_and_name_no_place_of_this_machine(site):
+def test_executed_notebooks_contain_no_local_path(site):
     notebooks = sorted((site / "notebooks").glob("[0-9]*.html"))
     assert len(notebooks) == len(list((ROOT / "notebooks").glob("[0-9][0-9]_*[a-z].ipynb")))
     for path in notebooks:

@@ -41,7 +41,7 @@ CELLS = [
 @pytest.mark.long
 @pytest.mark.browser
 @pytest.mark.timeout(600)  # chromium may have to be installed first
-def test_html_is_redrawn_while_the_cell_runs_and_stays_in_the_notebook(tmp_path):
+def test_html_is_redrawn_during_a_cell_and_saved_in_the_notebook(tmp_path):
     path = tmp_path / "html_monitor.ipynb"
     write_notebook(path, CELLS)
     with open_notebook(path) as lab:

@@ -59,7 +59,7 @@ def write_notebook(path: Path, cells: list[str]) -> Path:
     return path
 
 
-def test_output_comes_and_the_monitor_is_live_and_knows_when_a_cell_is_over(tmp_path):
+def test_the_monitor_is_live_and_detects_the_end_of_a_cell(tmp_path):
     with open_marimo(write_notebook(tmp_path / "live.py", [START, SUM, WATCH, TRAIN])) as marimo:
         marimo.run_all()
         marimo.wait_for_text("[0-1] tensor([1., 1.])")
@@ -99,7 +99,7 @@ def test_a_job_goes_on_while_other_cells_run(tmp_path):
         marimo.wait_for_text("job 1 is done after")
 
 
-def test_viewers_of_an_app_share_the_ranks_and_see_what_is_shown_to_them(tmp_path):
+def test_viewers_of_an_app_share_the_ranks_and_their_output(tmp_path):
     with open_marimo(write_notebook(tmp_path / "app.py", [START, SHOW, WATCH, PIDS]), "run") as marimo:
         marimo.wait_for_text("[0-1] sum [1.0, 1.0]")
         expect(marimo.page.locator(".ddpm")).to_be_visible()

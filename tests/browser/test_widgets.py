@@ -77,7 +77,7 @@ def test_a_slider_on_a_rank_is_moved_by_its_user(tmp_path):
 @pytest.mark.browser
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_page_is_loaded_again_while_ranks_are_busy_or_dead_or_gone(tmp_path):
+def test_a_page_reloads_while_ranks_are_busy_dead_or_ended(tmp_path):
     with open_notebook(_notebook(tmp_path, RELOADED)) as lab:
         sliders = lab.page.locator(".widget-slider")
         for cell, what in enumerate(("", "sliders", "busy ranks", "a dead rank", "ended ranks")):
