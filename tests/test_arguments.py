@@ -364,7 +364,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(session_of_one, tmp_pa
         "dist.distributed_c10d._set_pg_timeout(timedelta(days=10**6))",
     ],
 )
-def test_a_timeout_of_more_than_a_century_is_refused_with_the_limit(session_of_one, call):
+def test_a_timeout_above_a_century_is_refused_with_the_limit(session_of_one, call):
     """gloo adds it to the clock in 64 bits: operations would fail at once, or wait forever."""
     began = "from datetime import timedelta\nif not dist.is_initialized(): dist.init_process_group()\n"
     with pytest.raises(RankError, match=r"timeout=1000000 days, 0:00:00 is too long: give at most 36,500 days"):

@@ -140,7 +140,7 @@ def test_a_cut_ends_waits_on_every_rank():
     assert len(errors) == 2 and all("Connection closed by peer" in error for error in errors)
 
 
-def test_who_waits_where_another_rank_was_interrupted_is_interrupted_itself():
+def test_a_wait_is_interrupted_if_another_rank_was_interrupted():
     """However late the interrupt arrives: an interrupted rank has not failed."""
     waiting, spoiling = make_boards(MemoryBoard, 2)
     main, places = threading.main_thread().ident or 0, []
@@ -159,7 +159,7 @@ def test_who_waits_where_another_rank_was_interrupted_is_interrupted_itself():
     assert places == [True]
 
 
-def test_who_waits_where_another_rank_was_interrupted_alone_is_told(monkeypatch):
+def test_a_wait_fails_if_only_another_rank_was_interrupted(monkeypatch):
     monkeypatch.setattr(memory, "_INTERRUPT_S", 0.1)
     waiting, spoiling = make_boards(MemoryBoard, 2)
     ticket = waiting.post(1, True)
@@ -187,7 +187,7 @@ def test_without_files_in_memory_no_rank_has_such_a_board(monkeypatch):
     assert make_boards(MemoryBoard, 3) == [None] * 3
 
 
-def test_where_the_system_does_not_tell_the_machine_no_rank_has_such_a_board(monkeypatch):
+def test_no_rank_has_a_memory_board_without_a_machine_id(monkeypatch):
     def machine():
         raise FileNotFoundError("/proc/sys/kernel/random/boot_id")
 
@@ -196,7 +196,7 @@ def test_where_the_system_does_not_tell_the_machine_no_rank_has_such_a_board(mon
 
 
 @pytest.mark.parametrize("other", ["elsewhere 1", "here 2"], ids=["machine", "container"])
-def test_if_one_rank_is_on_another_machine_no_rank_has_such_a_board(monkeypatch, other):
+def test_no_rank_has_a_memory_board_if_one_is_on_another_machine(monkeypatch, other):
     seen = iter(["here 1", other])  # rank 0 calls first, when it sends its place
     monkeypatch.setattr(memory, "_machine", lambda: next(seen, "here 1"))
     assert make_boards(MemoryBoard, 3) == [None] * 3

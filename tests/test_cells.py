@@ -109,7 +109,7 @@ def test_the_same_traceback_is_shown_once(session):
     assert str(caught.value) == "ZeroDivisionError: division by zero (ranks 0-1)"
 
 
-def test_a_script_shows_one_frame_of_ours_of_a_cell_that_takes_too_long(session):
+def test_a_timeout_in_a_script_shows_one_frame_of_the_package(session):
     with pytest.raises(CellTimeoutError) as caught:
         session.run("import time\ntime.sleep(60)", timeout_s=0.1)
     frames = traceback.extract_tb(caught.value.__traceback__)
@@ -134,7 +134,7 @@ def test_a_failing_cell_keeps_what_the_script_was_handling(session):
     assert "the script's own" in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_loader_whose_worker_fails_is_freed_before_the_collector_comes(session):
+def test_a_loader_with_a_failed_worker_is_freed_before_gc(session):
     """The collector closes the queues first, and then a loader waits 5 s for each of its workers."""
     session.run(
         "import gc, types\n"
@@ -176,7 +176,7 @@ def test_input_without_anyone_to_type_says_so(session):
         session.submit("input('name? ')").result(30)
 
 
-def test_a_stop_while_ipython_itself_has_failed_does_not_lose_the_end_of_the_cell(session):
+def test_a_stop_during_an_ipython_error_still_ends_the_cell(session):
     with pytest.raises(RankError, match="escaped"):
         session.run(
             "import _thread, sys\n"
@@ -232,7 +232,7 @@ def test_text_between_cells_heads_the_next_cell(session, capsys):
     assert shown in ("[0-1] late words\n", "[0-1] (between cells) late words\n") or shown.count("late words") == 2
 
 
-def test_run_from_another_thread_shows_nothing_and_returns_everything(session, capsys):
+def test_run_in_another_thread_returns_its_output_unprinted(session, capsys):
     results = []
     thread = threading.Thread(target=lambda: results.append(session.run("print('from a thread'); rank")))
     thread.start()

@@ -51,7 +51,7 @@ def port(url: str) -> int:
 # ---- messages
 
 
-def test_messages_of_several_threads_arrive_in_each_ones_order_both_ways():
+def test_messages_of_several_threads_keep_their_order_both_ways():
     names = ["a", "b", "c", "d"]
     with wire() as w:
         rank = w.join()
@@ -74,7 +74,7 @@ def test_messages_of_several_threads_arrive_in_each_ones_order_both_ways():
 
 
 @pytest.mark.alone
-def test_an_interrupt_in_the_middle_of_a_send_delays_no_later_message():
+def test_an_interrupted_send_delays_no_later_message():
     """The stop button interrupts a flood in a send, and the next message is the end of the cell."""
 
     class Interrupted:
@@ -97,7 +97,7 @@ def test_an_interrupt_in_the_middle_of_a_send_delays_no_later_message():
             assert time.monotonic() - began < 0.2
 
 
-def test_each_rank_gets_its_own_messages_and_is_named_when_it_answers():
+def test_each_rank_gets_its_own_messages_and_is_named_in_replies():
     with wire() as w:
         first, second = w.join("local/0"), w.join("local/1")
         for rank in (first, second):
@@ -193,7 +193,7 @@ def test_a_stranger_is_refused_while_a_rank_works(where, has_key):
             assert not stranger.poll(0)
 
 
-def test_a_rank_tells_nothing_to_a_server_that_is_not_its_notebook():
+def test_a_rank_sends_nothing_to_another_server():
     with wire() as real, wire() as other:
         address = real.invite()
         other.endpoint.expect(PEER)
@@ -205,7 +205,7 @@ def test_a_rank_tells_nothing_to_a_server_that_is_not_its_notebook():
         assert not other.inbox
 
 
-def test_messages_of_a_key_holder_whom_nobody_expects_are_dropped():
+def test_messages_of_an_unexpected_key_holder_are_dropped():
     with wire() as w:
         address = w.invite("local/0")
         with raw_client(w.endpoint.url, address, "local/9") as (unexpected, events):
@@ -218,7 +218,7 @@ def test_messages_of_a_key_holder_whom_nobody_expects_are_dropped():
             assert not unexpected.poll(100)
 
 
-def test_a_message_that_cannot_be_read_is_logged_and_silences_nobody(caplog):
+def test_an_unreadable_message_is_logged_and_blocks_no_peer(caplog):
     with wire() as w:
         address = w.invite("local/0")
         with raw_client(w.endpoint.url, address) as (broken, events):
@@ -266,7 +266,7 @@ def test_both_sockets_listen_on_loopback_only():
 
 
 @pytest.mark.slow
-def test_across_a_cut_every_message_arrives_once_and_in_order_both_ways():
+def test_messages_arrive_once_and_in_order_across_a_cut():
     messages = numbered(200)
     with wire() as w, proxy(w.endpoint.url) as between:
         rank = w.join(through=between)
@@ -330,7 +330,7 @@ def test_a_silent_peer_is_noticed_and_an_idle_one_is_not_silent():
         wait_until(lambda: w.endpoint.silent_s(PEER) < 0.5, what="heard again")
 
 
-def test_who_is_shut_out_counts_for_nothing_and_is_not_let_in_again():
+def test_messages_of_a_revoked_peer_are_dropped():
     with wire() as w:
         address = w.invite()
         rank = w.join_at(address)
@@ -365,7 +365,7 @@ def test_bulk_data_arrives_equal():
             assert w.bulk.fetch(PEER, rank.bulk.hold(data), nbytes) == data
 
 
-def test_ranks_are_fetched_from_one_after_the_other_by_several_threads():
+def test_several_threads_fetch_from_ranks_one_after_another():
     with wire() as w:
         ranks = {peer: w.join(peer) for peer in ("local/0", "local/1")}
         data = {peer: os.urandom(2_500_000) for peer in ranks}
@@ -536,7 +536,7 @@ def test_a_put_goes_on_after_a_cut():
         assert rank.bulk.take(transfers[0]) == data
 
 
-def test_a_put_that_was_given_up_is_forgotten_and_does_not_come_back():
+def test_an_aborted_put_is_dropped_and_does_not_come_back():
     data = os.urandom(3 * PIECE_BYTES)
     with wire() as w:
         rank = w.join()
@@ -557,7 +557,7 @@ def test_a_put_that_was_given_up_is_forgotten_and_does_not_come_back():
         assert rank.bulk.take(transfer) == data
 
 
-def test_a_drop_during_a_transfer_does_not_wait_and_is_sent_after_it():
+def test_a_drop_during_a_transfer_is_sent_after_the_transfer():
     data = os.urandom(3 * PIECE_BYTES)
     with wire() as w:
         ranks = {peer: w.join(peer) for peer in ("local/0", "local/1")}
@@ -638,7 +638,7 @@ def test_after_a_cut_what_was_lost_is_sent_again_once():
 
 
 @pytest.mark.slow
-def test_messages_that_both_have_received_are_not_sent_again_forever():
+def test_received_messages_are_not_resent_forever():
     text = "x" * 100_000
     with wire() as w, proxy(w.endpoint.url) as between:
         rank = w.join(through=between)
@@ -658,7 +658,7 @@ def test_messages_that_both_have_received_are_not_sent_again_forever():
         wait_until(lambda: not ends[0].unacknowledged and not ends[1].unacknowledged, 4.0)
 
 
-def test_sending_after_the_end_writes_into_no_file_of_somebody_else(tmp_path):
+def test_sending_after_the_end_writes_to_no_reused_descriptor(tmp_path):
     with wire() as w:
         rank = w.join()
         fd = rank.endpoint._wake_w.fileno()

@@ -327,7 +327,7 @@ def test_many_variables_are_cut_too():
     assert lines[11:] == ["x11: 0 on rank 0, 1 on rank 1", "... and of x12, x13, x14, x15, x16, x17, ..."]
 
 
-def test_of_a_model_whose_parameters_differ_only_type_and_mode_agree():
+def test_a_model_with_other_parameters_agrees_in_type_and_mode():
     def space(rank: int) -> dict[str, Any]:
         net = nn.Linear(1, 1)
         for parameter in net.parameters():
@@ -533,7 +533,7 @@ def test_a_loader_of_which_each_rank_reads_everything():
     assert "each rank reads" not in repr(compare({0: answers[0]}))
 
 
-def test_what_another_variable_holds_is_not_missing_where_that_is():
+def test_a_part_of_another_variable_is_not_reported_as_missing():
     dataset, model = TensorDataset(torch.zeros(100)), nn.Linear(1, 1)
     inner = {"dataset": dataset, "layer": model}
     outer = {"loader": DataLoader(dataset, batch_size=10), "model": nn.Sequential(model)}
@@ -544,7 +544,7 @@ def test_what_another_variable_holds_is_not_missing_where_that_is():
         assert sum("missing on rank 1" in one or "not defined on rank 1" in one for one in found) == 2, found
 
 
-def test_what_another_variable_holds_is_there_where_a_rank_lacks_both():
+def test_a_rank_that_lacks_a_variable_and_its_part_lacks_both():
     dataset = TensorDataset(torch.zeros(100))
     space = {"loader": DataLoader(dataset, batch_size=10), "dataset": dataset}
     answers = {rank: fingerprints(one, ["loader", "dataset"]) for rank, one in enumerate((space, space, {}))}
@@ -686,7 +686,7 @@ def test_buffers_that_ddp_has_not_sent_yet(four_ranks):
     assert text.split("\n")[2] == hint + ", not after it"
 
 
-def test_compiled_and_checkpointed_modules_have_their_users_names():
+def test_compiled_and_checkpointed_modules_keep_parameter_names():
     class OptimizedModule(nn.Module):  # like that of torch.compile, whose import takes seconds
         def __init__(self, inner: nn.Module) -> None:
             super().__init__()

@@ -38,7 +38,7 @@ def clean() -> None:
 
 
 @pytest.mark.long
-def test_ranks_start_though_the_folders_of_the_waiting_host_server_are_gone(make_session):
+def test_ranks_start_if_the_host_servers_folders_are_deleted(make_session):
     warm.drop()
     clean()  # folders of earlier tests, and of the server that ends now
     warm.prepare()
@@ -257,14 +257,14 @@ except FileNotFoundError:
 
 
 @pytest.mark.processes
-def test_a_tensor_is_pulled_into_a_notebook_whose_working_directory_was_removed():
+def test_pull_works_in_a_deleted_working_directory():
     """oneMKL ends a process that imports torch in such a directory, and the notebook with it."""
     code = _UNPICKLE_IN_A_REMOVED_DIRECTORY
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (0, "<class 'torch.Size'>\nstill removed\n"), ended.stderr
 
 
-def test_private_folders_and_files_have_their_mode_under_any_umask(make_session):
+def test_private_folders_and_files_are_private_under_any_umask(make_session):
     before = os.umask(0o777)
     try:
         session = make_session(2, cold=True)

@@ -107,7 +107,7 @@ def test_px_waits_while_our_cell_awaits(session):
         assert "ab" in "".join(order) and sorted(order) == sorted(["begin", "end", "px", "a", "b"])
 
 
-def test_builtins_that_a_call_of_the_client_replaces_are_put_back(session):
+def test_builtins_replaced_by_a_client_call_are_restored(session):
     for name in ("len", "isinstance", "dict"):
         session.client[:].execute(f"import builtins; builtins.{name} = None", block=False)
         assert session.run("dist.barrier(); len([1])", timeout_s=10)[1].result == "1"
@@ -149,7 +149,7 @@ def test_without_a_controller_all_else_goes_on(make_session_alone):
     assert session.run("x")[0].result == "tensor([2.])"
 
 
-def test_a_call_to_a_rank_that_dies_gets_an_error_and_the_next_one_reaches_the_new_rank(make_session_alone, capsys):
+def test_a_client_call_to_a_dead_rank_fails_until_it_is_healed(make_session_alone, capsys):
     session = make_session_alone(2)
     client = session.client
     waiting, balanced = client[:].apply_async(time.sleep, 1), client.load_balanced_view([1])
@@ -170,7 +170,7 @@ def test_a_call_to_a_rank_that_dies_gets_an_error_and_the_next_one_reaches_the_n
 
 
 @pytest.mark.long
-def test_a_call_of_a_load_balanced_view_names_the_rank_that_died_with_it(make_session_alone):
+def test_a_load_balanced_view_names_the_rank_that_died(make_session_alone):
     session = make_session_alone(2)
     waiting = session.client.load_balanced_view([1]).apply_async(time.sleep, 60)
     wait_until(lambda: "call of session.client" in session.status().rows[1].state)
@@ -216,7 +216,7 @@ def _binds(listener: socket.socket, port: int) -> bool:
 
 
 @pytest.mark.long
-def test_a_controller_waits_for_its_ports_and_is_started_again_where_it_ends_meanwhile(make_session_alone):
+def test_a_killed_controller_restarts_when_its_ports_are_free(make_session_alone):
     """Schedulers of a killed controller keep its sockets until their last thread has ended."""
     session = make_session_alone(2)
     url = session.client._config["registration"]
@@ -235,7 +235,7 @@ def test_a_controller_waits_for_its_ports_and_is_started_again_where_it_ends_mea
 
 
 @pytest.mark.long
-def test_the_controller_is_started_by_its_first_use_and_knows_who_was_replaced_before(make_session_alone):
+def test_the_first_use_starts_the_controller_with_replaced_ranks(make_session_alone):
     session = make_session_alone(2)
     assert session.ranks.pids("controller") == []
     for replaced, controllers in ((1, 0), (0, 1), (1, 1)):  # replaced ranks, and number of started controllers

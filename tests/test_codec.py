@@ -113,7 +113,7 @@ def sealed(body, tables):
 
 
 @pytest.mark.slow
-def test_words_that_make_no_sense_are_refused_though_their_checksum_is_right():
+def test_malformed_headers_with_a_valid_checksum_are_refused():
     data = encode(next(batch for batch in batches(30) if len(batch.tensors) == 2))
     length = struct.unpack_from("<I", data, 20)[0]
     words = json.loads(data[24 : 24 + length])

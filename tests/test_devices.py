@@ -263,7 +263,7 @@ def test_what_the_process_prints_is_read_among_other_lines(monkeypatch, capsys):
 
 
 @pytest.mark.long
-def test_the_torch_of_this_environment_is_asked_in_a_process_of_its_own(monkeypatch):
+def test_a_separate_process_asks_torch_for_accelerators(monkeypatch):
     answer = devices.ask_torch()
     if torch.accelerator.current_accelerator() is None:
         assert answer == Accelerators()

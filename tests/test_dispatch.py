@@ -25,7 +25,7 @@ def vitals(request: int) -> Vitals:
     return Vitals(request=request, rss_bytes=0, device_bytes=0, running_cell=0, running_s=0.0)
 
 
-def test_several_may_handle_a_message_and_what_nobody_handles_is_dropped():
+def test_a_message_can_have_several_handlers_or_none():
     dispatch, got = Dispatch(), []
     dispatch.add({Vitals: lambda rank, message: got.append((1, rank, message.request))})
     dispatch.add({Vitals: lambda rank, message: got.append((2, rank, message.request))})

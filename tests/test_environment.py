@@ -43,14 +43,14 @@ def test_what_is_read_at_import_is_told_from_the_rest():
     }
 
 
-def test_a_value_that_counts_makes_a_difference_and_another_one_does_not():
+def test_only_variables_read_at_import_time_are_compared():
     assert import_time({**USER, "TORCH_DISTRIBUTED_DEBUG": "OFF"}) != import_time(USER)
     assert import_time({**USER, "NCCL_DEBUG": "WARN", "CUDA_VISIBLE_DEVICES": "1"}) == import_time(USER)
     for name in THREAD_COUNTS:  # a rank sets these by a call
         assert import_time({**USER, name: "7"}) == import_time(USER)
 
 
-def test_a_host_server_imports_with_one_thread_and_is_found_by_its_token():
+def test_a_host_server_imports_with_one_thread_and_has_its_token():
     env = host_server_env(USER, "TOKEN", "ab12")
 
     assert {name: env[name] for name in THREAD_COUNTS} == dict.fromkeys(THREAD_COUNTS, "1")

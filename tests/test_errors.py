@@ -54,7 +54,7 @@ def test_one_rank_is_a_rank_and_more_are_ranks():
     assert name_ranks([3, 0, 1]) == "ranks 0-1,3"
 
 
-def test_equal_texts_are_grouped_in_the_order_of_their_first_rank():
+def test_equal_texts_are_grouped_in_order_of_their_first_rank():
     assert list(group_by_value({3: "b", 1: "a", 0: "b", 2: "c"}).items()) == [("b", [0, 3]), ("a", [1]), ("c", [2])]
 
 
@@ -76,7 +76,7 @@ def test_what_the_other_ranks_did_is_said_too():
     assert error.result is result
 
 
-def test_the_same_traceback_is_shown_once_under_the_set_of_its_ranks():
+def test_equal_tracebacks_are_shown_once_with_their_ranks():
     same = ["Traceback", "  cell line 1\n    1 / 0", "ZeroDivisionError: division by zero"]
     summaries = {rank: "ZeroDivisionError: division by zero" for rank in range(3)} | {3: "KeyError: 'x'"}
     chance = random.Random(0)

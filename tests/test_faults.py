@@ -55,7 +55,7 @@ def test_results_keep_the_last_form_of_a_display(session):
     assert [data["text/html"] for data in result[0].displays] == ["99"]
 
 
-def test_the_death_of_a_rank_that_does_not_run_the_cell_is_told_to_the_next(make_session_alone, capsys):
+def test_the_next_cell_reports_the_death_of_an_idle_rank(make_session_alone, capsys):
     """The last test: it replaces the module's session."""
     session = make_session_alone(2)
     future = session.submit("import time; time.sleep(1); print('done')", ranks=0)

@@ -38,7 +38,7 @@ def folder(tmp_path):
 # ---- in a rank
 
 
-def test_files_of_two_hosts_are_two_where_only_what_is_in_them_differs(folder):
+def test_files_of_two_hosts_are_compared_by_their_contents(folder):
     """Written in the same clock tick, and each the first file of its file system."""
     [one] = files.find(f"{folder}/a.txt")
     with open(folder / "a.txt", "r+") as file:
@@ -128,7 +128,7 @@ def test_a_file_has_its_name_when_it_is_whole(tmp_path):
     assert target.read_bytes() == b"abc" and len(list(target.parent.iterdir())) == 1
 
 
-def test_a_file_that_arrives_is_nobody_elses_to_read_and_gets_no_rights(tmp_path):
+def test_an_arriving_file_is_private_and_gets_no_setuid_bit(tmp_path):
     with Landing(overwrite=False) as landing:
         landing.write(tmp_path / "a", b"secret")
         [arriving] = tmp_path.iterdir()

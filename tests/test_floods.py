@@ -82,7 +82,7 @@ def test_custom_messages_all_arrive_in_order_with_their_buffers(ranks):
         assert [bytes(one["buffers"][0]) for one in of_rank] == [b"%d" % n for n in range(600)]
 
 
-def test_a_widget_is_there_before_its_view_and_its_values_come_in_order(ranks):
+def test_a_widget_opens_before_its_view_with_values_in_order(ranks):
     front_end = FrontEnd(ranks)
     front_end.run(
         "%%on_all_ranks\nimport ipywidgets as widgets\nfrom IPython.display import display\n"
@@ -117,7 +117,7 @@ def test_ranks_answer_while_their_cell_floods(ranks, begun):
 
 
 @pytest.mark.long
-def test_cells_end_while_a_process_writes_short_lines_without_end(ranks):
+def test_cells_end_while_a_process_prints_lines_in_a_loop(ranks):
     reply = ranks.run("%%on_all_ranks\nimport subprocess\nwriter = subprocess.Popen(['yes'])", timeout_s=60)
     try:
         assert reply.status == "ok"

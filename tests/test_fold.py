@@ -132,7 +132,7 @@ def test_late_twins_join_what_was_shown_last():
     assert fold.take(0.0, {2}, tail.join) == [Folded(line("b"), [2])]
 
 
-def test_nothing_joins_the_tail_once_something_new_is_to_be_shown():
+def test_no_line_joins_the_tail_after_a_new_line():
     tail = Tail()
     tail.extend([Folded(line("a"), [0])])
     fold = Fold()
@@ -180,7 +180,7 @@ def test_lines_that_differ_only_in_numbers_are_one():
     assert len(shown(fold, 2.0, {0, 1})) == 2, "as many numbers"
 
 
-def test_a_line_with_numbers_waits_for_the_other_ranks_and_a_later_one_is_by_itself():
+def test_a_line_with_numbers_is_held_for_the_other_ranks():
     fold = Fold()
     fold.add(0, line("loss 0.1"), 0.0)
     fold.add(1, line("loss 0.2"), 0.3)
@@ -205,7 +205,7 @@ def test_lines_of_one_rank_wait_once():
     assert shown(fold, 20.0 + TWINS_S, {0, 1}) == [], "they come from other ranks too"
 
 
-def test_lines_of_one_step_are_folded_where_a_rank_has_more_of_them():
+def test_lines_of_one_step_are_merged_if_a_rank_has_more_lines():
     fold = Fold()
     for rank, steps in ((0, range(6)), (1, range(3, 6))):
         for step in steps:

@@ -128,7 +128,7 @@ def test_a_collective_of_ranks_that_do_not_run_the_cell(ranks, code, warning):
         "dist.split_group(split_ranks=[[0, 1], [2, 3]])",
     ],
 )
-def test_collectives_of_the_default_group_are_known_by_every_name(code):
+def test_default_group_collectives_are_found_by_every_name(code):
     assert len(foresee_on("0-1", code)) == 1
 
 

@@ -114,7 +114,7 @@ found = list(loops())
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/timerslack_ns"), reason="no timers that may be late")
-def test_threads_of_idle_groups_have_lazy_timers_and_no_others_do(session):
+def test_only_threads_of_idle_groups_have_a_large_timer_slack(session):
     """Otherwise gloo's threads use two thirds of the CPU time of an idle rank."""
     stop_in(session, DEADLOCK)  # the default group was formed again
     session.run(LAZY)
@@ -137,7 +137,7 @@ def test_groups_that_were_destroyed_are_freed_in_a_thread(session):
     assert results(session, "set(freed)") == ["{'ddp-free'}"] * 2
 
 
-def test_new_groups_after_ranks_have_made_different_numbers_of_them(session):
+def test_new_groups_form_if_ranks_made_unequal_numbers_of_groups(session):
     """torch numbers groups on each rank separately, and ranks connect by this number."""
     with pytest.raises(RankError, match="not here"):
         session.run("if rank: raise ValueError('not here')\nmine = dist.new_group([0])")
@@ -147,7 +147,7 @@ def test_new_groups_after_ranks_have_made_different_numbers_of_them(session):
     ]
 
 
-def test_groups_that_only_members_make_meet_although_ranks_are_in_different_numbers_of_groups(session):
+def test_groups_made_by_members_form_on_ranks_in_unequal_groups(session):
     """torch names them after all groups of a rank. Also after a destroyed group, and after forming again."""
     make = (
         "local = dist.new_group([0, 1], use_local_synchronization=True)\n"
@@ -363,7 +363,7 @@ def test_a_failure_on_all_ranks_alike_leaves_the_group_as_it_is(session):
     assert results(session, SUM) == ["2", "2"]
 
 
-def test_ranks_that_took_different_numbers_of_optimizer_steps_are_told(session, capsys):
+def test_a_warning_lists_ranks_with_different_optimizer_steps(session, capsys):
     with pytest.raises(RankError, match="in between"):
         session.run(
             "p = torch.nn.Parameter(torch.ones(1)); o = torch.optim.SGD([p], lr=0.1); p.grad = torch.ones(1)\n"
@@ -401,7 +401,7 @@ def test_whether_ranks_are_in_step(states, expected):
     assert are_in_step(states) is expected
 
 
-def test_a_release_that_is_noticed_late_does_not_touch_the_next_cell(session):
+def test_a_late_release_does_not_affect_the_next_cell(session):
     """The thread that waits for the signal may get the interpreter only during a later cell."""
     future = session.submit("import time\ntime.sleep(1)\n" + SUM)
     wait_until(lambda: all("in a cell" in row.state for row in session.status().rows))
@@ -412,7 +412,7 @@ def test_a_release_that_is_noticed_late_does_not_touch_the_next_cell(session):
 # ---- leftovers
 
 
-def test_threads_that_make_groups_end_with_the_cell_that_is_stopped(session):
+def test_threads_that_make_groups_end_with_a_stopped_cell(session):
     stop_in(
         session,
         "import threading\n"
@@ -437,7 +437,7 @@ for _ in range(6):
 """
 
 
-def test_connections_are_closed_of_groups_that_were_formed_anew_and_of_destroyed_ones(make_session_alone):
+def test_connections_of_reformed_and_destroyed_groups_are_closed(make_session_alone):
     """The last test: it replaces the module's session."""
     session = make_session_alone(2)
 

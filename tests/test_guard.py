@@ -145,7 +145,7 @@ def test_what_is_legal_passes(session, code):
         ),
     ],
 )
-def test_a_message_to_a_rank_that_is_not_there_is_an_error_at_once(session, code, words):
+def test_a_message_to_a_missing_rank_is_an_immediate_error(session, code, words):
     """gloo reads memory that it does not own and ends the process, or waits for a store."""
     with pytest.raises(RankError) as caught:
         session.run(code)
@@ -160,7 +160,7 @@ def test_a_message_to_a_rank_that_is_not_there_is_an_error_at_once(session, code
         "dist.gather(torch.ones(2), [torch.zeros(2)] * 2 if rank == 0 else None)",
     ],
 )
-def test_one_tensor_that_would_be_filled_for_all_ranks_is_an_error(session, code):
+def test_a_single_tensor_as_gather_output_is_an_error(session, code):
     with pytest.raises(RankError, match=r"gather would fill one tensor for 2 ranks.*write \[torch.zeros\(2\) for _ in"):
         session.run(code, timeout_s=20)
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout_s=20)[0].result == "2"
@@ -227,7 +227,7 @@ def test_a_model_in_ddp_that_one_rank_evaluates_alone_is_told(session, code, wor
     assert session.run(right, timeout_s=20).ok and "module" in right
 
 
-def test_what_was_stopped_between_two_passes_of_an_accumulation_goes_on(session):
+def test_a_stopped_gradient_accumulation_continues(session):
     """Ranks whose last forward was in `no_sync` expect no buffers of rank 0, but the others do."""
     session.run(
         "from torch import nn\n"
@@ -283,7 +283,7 @@ int(x), int(message)
 
 
 @pytest.mark.parametrize("groups", [4, pytest.param(20, marks=pytest.mark.long)])
-def test_a_group_is_compared_though_somebody_asks_how_the_rank_is_while_it_is_made(session, groups):
+def test_a_group_is_checked_though_state_is_read_while_it_forms(session, groups):
     """A reply must not store facts about a group before torch has created it."""
     code = f"""
 import threading
@@ -395,14 +395,14 @@ found, wrong
 
 @pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_1000_of_1000_random_mistakes_are_told_before_anything_is_sent(make_session_alone, world_size):
+def test_1000_random_mistakes_are_reported_before_sending(make_session_alone, world_size):
     session = make_session_alone(world_size)
     result = session.run(f"COUNT, SEED = 1000, {world_size}\n{MISTAKES}", timeout_s=240)
     assert [result[rank].result for rank in range(world_size)] == ["(1000, [])"] * world_size
     assert session.ranks.epoch == 1  # no group was formed again
 
 
-def test_who_waits_for_a_rank_that_fails_is_interrupted_and_recorded(make_session_alone):
+def test_a_wait_for_a_failed_rank_is_interrupted_and_recorded(make_session_alone):
     """Independent of the order of interrupts: each wait is ended by the rank's own interrupt."""
     session = make_session_alone(3)
     for _ in range(6):
@@ -418,7 +418,7 @@ def test_who_waits_for_a_rank_that_fails_is_interrupted_and_recorded(make_sessio
     assert all(call.blocked_ns > 0 for call in calls)
 
 
-def test_who_waits_for_a_rank_that_dies_is_told_though_there_is_no_grace(make_session_alone):
+def test_a_wait_for_a_dead_rank_fails_without_a_grace_period(make_session_alone):
     session = make_session_alone(2, grace_s=None)
     code = """
 import os, time

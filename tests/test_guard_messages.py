@@ -244,7 +244,7 @@ def wait(one, told):
     assert session.run(_REDUCES, timeout_s=20)[0].result == "2"
 
 
-def test_a_message_that_was_counted_and_interrupted_has_the_group_formed_anew(session):
+def test_an_interrupted_message_causes_the_group_to_form_again(session):
     """Both sides count the same number, but one message is still under way and would match the next receive."""
     with pytest.raises(RankError, match="KeyboardInterrupt"):
         session.run(
@@ -292,7 +292,7 @@ def _compared(board: Messages, posted: Posted) -> str:
 
 
 @pytest.mark.parametrize("who_looks", ["the sender", "the receiver"])
-def test_if_one_side_has_seen_it_the_other_one_hears_of_it_though_much_was_written_since(who_looks):
+def test_a_mismatch_seen_by_one_side_is_later_seen_by_the_other(who_looks):
     sender, receiver = _both()
     if who_looks == "the sender":
         taken = _posted(receiver, "recv", 0, 2)
@@ -311,7 +311,7 @@ def test_if_one_side_has_seen_it_the_other_one_hears_of_it_though_much_was_writt
     assert "message #1 from rank 0 to rank 1 does not fit: rank 0 sends 3 float32" in _compared(late, posted)
 
 
-def test_a_receive_that_is_begun_while_one_from_any_rank_is_under_way_ends_the_counting_of_its_tag():
+def test_a_receive_during_a_receive_from_any_ends_tag_counting():
     """It is not known which of both matches first, not even to gloo."""
     _, receiver = _both()
     one = torch.ones(2)

@@ -31,7 +31,7 @@ def wait_for_card(kernel, timeout_s: float = 20.0) -> dict[str, str]:
 
 
 @pytest.mark.long
-def test_the_card_shows_who_waits_where_and_goes_when_the_cell_goes_on(ranks):
+def test_the_card_shows_blocked_ranks_until_they_continue(ranks):
     message = ranks.start(
         "%%on_all_ranks\nimport time\nuntil = time.monotonic() + 3.5\n"
         "while rank == 1 and time.monotonic() < until: time.sleep(0.05)\n"
@@ -166,7 +166,7 @@ STUCK_IN_STR = (
 )
 
 
-def test_a_rank_that_formats_its_traceback_has_failed_and_stop_ends_it(ranks):
+def test_a_stop_ends_a_rank_that_formats_its_traceback(ranks):
     message = ranks.start(STUCK_IN_STR)
     text = wait_for_card(ranks)["text/plain"]
     assert re.match(r"no progress for \d s: rank 1 has failed \(E\), and rank 0 waits in barrier #\d+", text)

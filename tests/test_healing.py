@@ -206,7 +206,7 @@ def test_named_variables_only_and_afterwards(session):
     assert result[2].result == "['a']" and result[0].result == "['a', 'b']"
 
 
-def test_a_name_that_is_not_there_is_said_before_anything_is_done(session):
+def test_heal_refuses_an_unknown_name_before_any_change(session):
     kill(session, 1)
     with pytest.raises(DDPNotebookError, match=r"^rank 0: there is no variable 'nosuch'$"):
         session.ranks.heal(0, ["nosuch"])
@@ -275,7 +275,7 @@ def _begin_call(session, begun):
     return call
 
 
-def test_a_call_of_the_client_is_named_when_it_is_in_the_way_of_a_healing(session, tmp_path):
+def test_heal_names_a_client_call_that_blocks_it(session, tmp_path):
     call = _begin_call(session, tmp_path / "begun")
     kill(session, 1)
     assert session.status().rows[0].state.startswith("in a call of session.client for")
@@ -307,7 +307,7 @@ def test_a_late_answer_names_the_call_of_the_client(session, capsys, tmp_path):
     ("has_started", "remedy"),
     [(False, "give the start more time (--timeout, timeout_s)"), (True, "%ddp_interrupt ends a cell")],
 )
-def test_a_rank_that_did_not_join_is_explained_at_the_start_and_later(has_started, remedy, monkeypatch):
+def test_a_missing_rank_is_explained_at_the_start_and_later(has_started, remedy, monkeypatch):
     nothing: Any = None
     processes = Processes()
     for rank, said in enumerate(({"Formed"}, set[str]())):
@@ -321,7 +321,7 @@ def test_a_rank_that_did_not_join_is_explained_at_the_start_and_later(has_starte
     assert remedy in str(raised.value) and ("--timeout" in str(raised.value)) != has_started
 
 
-def test_the_rank_that_did_not_join_a_group_is_named_and_no_key_of_the_store_is_shown(session, monkeypatch, tmp_path):
+def test_the_rank_that_did_not_join_is_named_without_store_keys(session, monkeypatch, tmp_path):
     call = _begin_call(session, tmp_path / "begun")
     with monkeypatch.context() as patch:
         patch.setattr(forming, "_FORM_TIMEOUT_S", 1.0)

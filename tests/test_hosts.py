@@ -132,7 +132,7 @@ def test_a_group_on_two_hosts(cluster, hosts, heard):
 
 
 @pytest.mark.long
-def test_a_host_that_answers_again_reports_though_another_one_does_not(hosts, monkeypatch):
+def test_a_host_that_answers_again_is_attached_without_others(hosts, monkeypatch):
     """Otherwise its ranks would have no connection after the next healing."""
     monkeypatch.setattr("ddp_notebook.launch.membership.rank_placement.RANK_MIB", 1 << 40)  # no memory on other hosts
     by_name = {host.name: host for host in hosts}

@@ -11,7 +11,7 @@ from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.rank.cell.inbox import Inbox
 
 
-def test_messages_come_out_whole_and_in_order_however_they_were_cut():
+def test_split_messages_arrive_whole_and_in_order():
     cells = [RunCell(cell=n, code=f"print('é\n{n}')", execution_count=n) for n in range(3)]
     stream = b"".join(cell.encode()[0] + b"\n" for cell in cells)
 

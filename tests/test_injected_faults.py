@@ -57,7 +57,7 @@ def test_what_was_asked_for_is_forgotten(session):
 
 
 @pytest.mark.parametrize("kind", ["kill", "raise"])
-def test_a_cell_that_ends_before_is_not_struck_and_nor_is_the_next_one(session, capsys, kind):
+def test_a_fault_after_the_end_of_its_cell_does_not_happen(session, capsys, kind):
     before = session.ranks.pids()
     session.ranks.fault(kind, 1, after_s=2.0)
     session.run("x = 1")

@@ -43,7 +43,7 @@ class Job:
         return said
 
 
-def test_a_running_training_job_has_the_same_numbers_and_label_everywhere(ranks):
+def test_a_running_training_job_has_the_same_numbers_everywhere(ranks):
     job = Job(
         ranks,
         "import torch.nn as nn\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -126,7 +126,7 @@ def test_cells_and_transfers_wait_in_order_and_say_so(ranks, tmp_path):
     second.wait_for("[1] second")
 
 
-def test_a_stop_of_the_notebooks_own_cell_or_of_a_wait_leaves_a_job_alone(ranks):
+def test_a_stop_of_a_local_cell_or_of_a_wait_keeps_the_job(ranks):
     job = Job(ranks, "time.sleep(2)\nprint('whole')")
     for code, words in (
         ("import time\nprint('there')\ntime.sleep(60)", ""),
@@ -158,7 +158,7 @@ def test_a_failure_is_shown_under_the_cell_and_raised_by_a_wait(ranks):
     assert ranks.run("%%on_all_ranks\ndist.barrier(); kept").stdout == "[0] 0\n[1] 1\n"
 
 
-def test_a_deadlock_is_noticed_and_cancelled_with_everything_kept(ranks):
+def test_a_deadlocked_job_is_detected_and_cancelled(ranks):
     job = Job(ranks, "if rank == 0: dist.barrier()\nelse: time.sleep(60)")
     reply = job.wait_until(lambda reply: any("no progress" in str(data) for data in reply.displays))
     [card] = [data["text/plain"] for data in reply.displays if "no progress" in str(data)]
@@ -171,7 +171,7 @@ def test_a_deadlock_is_noticed_and_cancelled_with_everything_kept(ranks):
     assert ranks.run("%ddp_wait").stdout.startswith(f"job {job.number} was cancelled after"), "which is no error"
 
 
-def test_interrupt_ends_the_one_that_runs_and_cancel_all_the_others(ranks):
+def test_interrupt_ends_the_running_job_and_cancel_the_others(ranks):
     jobs = [Job(ranks, "time.sleep(60)") for _ in range(4)]
     first, second, third, last = (job.number for job in jobs)
     said = ranks.run("%ddp_interrupt").stdout

@@ -113,7 +113,7 @@ def test_an_interrupt_ends_one_as_soon_as_it_runs(session):
         wait_until(lambda job=job: job.state == "cancelled", 20)
 
 
-def test_an_interrupt_after_the_code_of_a_cell_leaves_builtins_as_they_were(session, capfd):
+def test_an_interrupt_after_the_code_of_a_cell_keeps_builtins(session, capfd):
     """IPython changes `builtins` for each cell, and an interrupt can arrive before it has restored them."""
     session.run("import builtins, IPython.core.builtin_trap as trap\nbefore = {*vars(builtins)}", quiet=True)
     session.run(
@@ -145,7 +145,7 @@ def test_a_timeout_counts_from_its_turn(session):
     assert first.result(10).ok and second.result(10).ok
 
 
-def test_a_rank_that_dies_ends_its_job_and_the_next_one_runs_on_the_others(session):
+def test_a_dead_rank_ends_its_job_and_others_run_the_next_job(session):
     job = session.submit("dist.barrier()\nimport time; time.sleep(60)", quiet=True)
     after = session.submit("rank", quiet=True)
     wait_until(lambda: job.state == "running")

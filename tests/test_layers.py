@@ -124,7 +124,7 @@ def test_the_exceptions_are_needed():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", SHARES_A_PROCESS_WITH_CELLS)
-def test_what_shares_a_process_with_cells_calls_no_function_that_a_cell_can_replace(part):
+def test_code_next_to_cells_uses_copies_of_replaceable_functions(part):
     """`import time` would find a function that the cell has put into the module."""
     for file, _ in files(part):
         imports = [node for node in parsed(file.read_text()).body if isinstance(node, ast.Import)]
@@ -207,7 +207,7 @@ def _looks_at_processes(source: str) -> bool:
     return imported is not None or re.search(r"[\"']/proc\b", source) is not None
 
 
-def test_the_notebooks_side_asks_hosts_about_ranks_and_not_this_machine():
+def test_the_notebook_side_reads_no_processes_of_its_machine():
     """A rank may run on another machine."""
     for source in ("import psutil", "def f():\n    from psutil import Process", "open(f'/proc/{pid}/stat')"):
         assert _looks_at_processes(source), source
@@ -339,7 +339,7 @@ sys.modules.update({f"touched:{file}": sys for file in touched})
 
 
 @pytest.mark.long
-def test_a_running_session_imports_no_other_way_of_starting_and_a_pass_touches_few_files():
+def test_a_session_imports_only_its_launcher_and_few_files():
     modules = loaded_by(PASS)
     touched = {name for name in modules if name.startswith("touched:")}
 
@@ -358,7 +358,7 @@ def test_the_monitor_imports_no_torch():
 
 
 @pytest.mark.slow
-def test_a_view_imports_while_its_cell_runs_what_the_picture_at_the_end_needs():
+def test_a_view_imports_matplotlib_while_its_cell_runs():
     prepares = "ViewPlacement.prepare_picture(types.SimpleNamespace())"
     waits = "[one.join() for one in threading.enumerate() if one.name == 'ddp-picture-import']"
     before = "import threading, types; from ddp_notebook.widgets.view_placement import ViewPlacement"

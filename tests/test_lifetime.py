@@ -84,7 +84,7 @@ def _runs(process) -> bool:
 
 
 @pytest.mark.long
-def test_stop_and_unloading_the_extension_end_the_session_and_its_descendants(make_kernel):
+def test_stop_and_unload_ext_end_the_session_and_its_descendants(make_kernel):
     kernel = make_kernel()
     processes = start_in(kernel)
     known = marked_processes()
@@ -129,7 +129,7 @@ def test_sigkill_of_the_kernel(make_kernel):
 
 
 @pytest.mark.long
-def test_sigkill_of_the_kernel_while_ranks_are_blocked_and_something_forks_all_the_time(make_kernel):
+def test_sigkill_of_the_kernel_ends_blocked_ranks_and_forks(make_kernel):
     kernel = make_kernel()
     processes = start_in(kernel)
     assert kernel.run(f"%%on_all_ranks\nstorm = subprocess.Popen(['bash', '-c', {STORM!r}])").status == "ok"

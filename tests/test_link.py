@@ -58,7 +58,7 @@ def test_a_message_acknowledges_what_its_sender_has_received():
     assert theirs.owes_ack == 0
 
 
-def test_after_a_gap_nothing_is_delivered_until_the_missing_message_came():
+def test_a_gap_blocks_delivery_until_the_missing_message_arrives():
     ours, theirs = Link(), Link()
     frames = [send(ours, text) for text in "abc"]
     theirs.heard(header(frames[0]), 0.0)
@@ -73,7 +73,7 @@ def test_after_a_gap_nothing_is_delivered_until_the_missing_message_came():
     assert [theirs.heard(header(one), 0.0) for one in ours.again(0.0)] == [True, True]
 
 
-def test_what_is_missing_is_asked_for_once_and_again_when_nothing_came():
+def test_a_missing_message_is_requested_once_and_later_again():
     theirs = Link()
 
     assert [theirs.may_ask(now) for now in (10.0, 10.1, 10.9)] == [True, False, False]
@@ -113,7 +113,7 @@ def test_beats_carry_no_message():
     assert (link.received, link.owes_ack) == (0, 0)
 
 
-def test_times_say_when_the_peer_was_heard_and_when_it_made_progress():
+def test_a_link_records_the_last_contact_and_the_last_progress():
     ours, theirs = Link(), Link()
 
     send(ours, "a", now=1.0)
@@ -128,7 +128,7 @@ def test_times_say_when_the_peer_was_heard_and_when_it_made_progress():
     assert (ours.last_progress_s, ours.last_sent_s) == (5.0, 5.0)
 
 
-def test_a_peer_that_is_back_after_a_cut_gets_at_once_what_it_lacks():
+def test_a_peer_gets_missing_messages_immediately_after_a_cut():
     slow, cut = Link(), Link()
     for link in (slow, cut):
         send(link, "a", now=0.0)
@@ -233,7 +233,7 @@ def talk(seed: int, texts: list[str]) -> tuple[Side, Side]:
     return sides
 
 
-def test_every_message_arrives_once_and_in_order_over_a_bad_transport():
+def test_messages_arrive_once_and_in_order_over_a_bad_transport():
     texts = [f"{number}" for number in range(40)]
 
     for seed in range(60):

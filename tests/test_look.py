@@ -45,7 +45,7 @@ def finish(look: ProcessInspector) -> float:
 
 @pytest.mark.processes
 @pytest.mark.skipif(STACK is None, reason="this system has no real-time signals")
-def test_a_stack_is_written_without_the_gil_and_an_earlier_one_is_not_told_again(busy, tmp_path):
+def test_a_stack_is_written_without_the_gil_and_not_repeated(busy, tmp_path):
     for _ in range(2):
         look = ProcessInspector({7: busy.pid}, str(tmp_path))
         finish(look)

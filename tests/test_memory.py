@@ -34,7 +34,7 @@ def opened_elsewhere(held: SealedMemory, **how) -> str:
 
 
 @pytest.mark.processes
-def test_another_process_of_the_user_finds_it_and_none_after_it_is_closed():
+def test_another_process_opens_the_memory_until_it_is_closed():
     held = SealedMemory(new_name(), [b"hello", bytes(100_000)])
     assert len(held) == 100_005 and bytes(held)[:6] == b"hello\0"
     assert opened_elsewhere(held) == "b'hello'"
@@ -155,7 +155,7 @@ def test_parts_are_aligned_and_come_apart_again():
     assert [(np.frombuffer(part, np.uint8).ctypes.data - start) % 64 for part in came if part] == [0, 0, 0]
 
 
-def test_a_damaged_table_is_an_error_or_gives_parts_within_the_buffer():
+def test_a_damaged_table_is_an_error_or_stays_within_the_buffer():
     joined = b"".join(join([[b"abc"], [bytes(100)], [b""]]))
     dice = random.Random(0)
     for _ in range(5000):

@@ -86,7 +86,7 @@ def test_a_plain_cell_that_was_meant_for_the_ranks_says_so(ranks, cell, hint):
         ("%nothing_like_it", ""),
     ],
 )
-def test_a_magic_that_is_not_there_is_told_by_the_one_that_was_meant(ranks, cell, meant):
+def test_an_error_for_an_unknown_magic_suggests_a_magic(ranks, cell, meant):
     said = ranks.run(cell).stderr
     assert "not found" in said
     if meant == "first line":
@@ -148,7 +148,7 @@ def test_text_appears_while_the_cell_runs(ranks):
     assert ranks.finish(message).ename == "KeyboardInterrupt"
 
 
-def test_a_start_with_the_same_options_goes_on_with_the_running_ranks(ranks):
+def test_a_start_with_the_same_options_keeps_the_running_ranks(ranks):
     ranks.run("%on_all_ranks before = rank")
     said = "2 ranks are already running and keep their variables; %ddp_restart starts new ranks\n"
     for line in ("2", "", "2 --timeout 7 --backend auto", "2 --backend gloo"):

@@ -71,7 +71,7 @@ def test_lines_of_ranks_are_merged(lines, expected):
     assert merge(*lines) == expected
 
 
-def test_of_more_than_eight_ranks_minimum_mean_and_maximum_are_shown():
+def test_more_than_eight_ranks_are_merged_as_min_mean_and_max():
     eight = merge(*(f"rank {rank} loss 0.{rank}" for rank in range(8)))
     assert eight is not None and eight.count("|") == 14
     ten = [f"rank {rank} loss {rank / 10:.2f} in {rank + 1} ms" for rank in range(10)]

@@ -25,7 +25,7 @@ with ddp_notebook.start(1) as session:
 
 
 @pytest.mark.long
-def test_the_notebook_and_its_ranks_get_what_they_need_up_to_the_hard_limit():
+def test_the_open_file_limit_is_raised_up_to_the_hard_limit():
     done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     refused, allowed = done.stdout.splitlines()

@@ -66,7 +66,7 @@ def sent():
 
 
 @pytest.mark.slow
-def test_of_a_widgets_values_only_the_newest_waits_and_each_key_keeps_its_own(sent):
+def test_only_the_newest_value_of_each_widget_key_is_queued(sent):
     sent.open()
     for n in range(10_000):
         sent.set(value=n)
@@ -79,14 +79,14 @@ def test_of_a_widgets_values_only_the_newest_waits_and_each_key_keeps_its_own(se
     assert [one.number for one in sent] == list(range(1, len(sent) + 1))
 
 
-def test_the_newest_value_is_sent_by_itself_and_without_further_ones(sent):
+def test_the_newest_value_is_sent_without_a_further_one(sent):
     sent.open()
     for n in range(3):
         sent.set(value=n)
     wait_until(lambda: sent.values("value") == [0, 2])
 
 
-def test_custom_messages_and_buffers_are_neither_merged_nor_dropped_and_keep_their_order(sent):
+def test_custom_messages_and_buffers_are_all_sent_in_order(sent):
     sent.open()
 
     def talk() -> None:
@@ -164,7 +164,7 @@ def test_a_display_waits_until_earlier_ones_were_shown(sent):
     assert sent.marks == [one.place for one in sent] == list(range(1, 1001))
 
 
-def test_fewer_large_displays_are_sent_ahead_but_as_many_as_are_acknowledged_at_a_time(sent):
+def test_fewer_large_displays_are_sent_before_an_acknowledgement(sent):
     def flood() -> None:
         for _ in range(10):
             sent.outgoing.send(*display("x" * 1_200_000))
@@ -180,7 +180,7 @@ def test_fewer_large_displays_are_sent_ahead_but_as_many_as_are_acknowledged_at_
         time.sleep(0.001)
 
 
-def test_the_last_update_of_a_display_is_sent_though_the_notebook_takes_nothing(sent):
+def test_the_last_display_update_needs_no_acknowledgement(sent):
     for n in range(16):
         sent.outgoing.send(*display(f"plain {n}")) if n < 8 else None
     for n in range(1000):
@@ -212,7 +212,7 @@ def test_an_interrupt_ends_the_wait_and_loses_no_value(sent):
     assert sent.values("value") == [1]
 
 
-def test_a_display_whose_mark_cannot_be_written_holds_up_no_other():
+def test_a_display_without_a_written_mark_delays_no_other():
     sent = Sent()
 
     def broken(_: int) -> None:
@@ -224,7 +224,7 @@ def test_a_display_whose_mark_cannot_be_written_holds_up_no_other():
     assert len(sent) == 100
 
 
-def test_each_fourth_message_is_acknowledged_and_large_ones_sooner():
+def test_every_fourth_message_and_large_ones_are_acknowledged():
     told: list[Any] = []
     receipts = Receipts(lambda rank, taken: told.append((rank, taken.kind, taken.number)))
     for n in range(1, 9):
@@ -235,7 +235,7 @@ def test_each_fourth_message_is_acknowledged_and_large_ones_sooner():
     assert told[-1] == (0, "Comm", 1)
 
 
-def test_displays_are_acknowledged_when_they_are_taken_and_when_nobody_waits_any_more():
+def test_displays_are_acknowledged_when_taken_or_after_leave():
     took: list[int] = []
     run = CellRun(1, [0], lambda _: None)
     run.took = lambda _, one: took.append(one.place)
@@ -250,7 +250,7 @@ def test_displays_are_acknowledged_when_they_are_taken_and_when_nobody_waits_any
     assert took == [0, 1, 2, 3]
 
 
-def test_the_pump_keeps_the_order_and_goes_on_after_a_handler_that_fails(caplog):
+def test_the_pump_keeps_the_order_after_a_failed_handler(caplog):
     seen: list[int] = []
 
     def handle(_: int, message: Probe) -> None:
@@ -266,7 +266,7 @@ def test_the_pump_keeps_the_order_and_goes_on_after_a_handler_that_fails(caplog)
     pump.close()
 
 
-def test_text_keeps_the_order_of_its_process_and_small_pieces_become_large_ones():
+def test_text_keeps_its_order_and_small_pieces_are_joined():
     texts = TextBuffer()
     for n in range(3000):
         texts.add(n % 2, 1 + n // 1000 % 2, b"%d " % n)

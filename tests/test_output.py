@@ -69,7 +69,7 @@ def test_lines_that_differ_only_in_numbers_are_one(ranks):
     assert sorted(off) == sorted(f"[{rank}] {text}" for rank in range(3) for text in ("same", f"loss {rank}"))
 
 
-def test_lists_and_lines_of_many_numbers_have_a_line_for_each_rank(ranks):
+def test_lists_and_lines_of_many_numbers_have_a_line_per_rank(ranks):
     code = "first = [7 * k + rank for k in range(3)]\nprint(f'360 of 1437 images, starting with {first}')\n"
     code += (
         "print(torch.tensor([0.25, 0.5]) + rank)\nprint('a', *[rank + k for k in range(5)])\nprint('b', rank, 7, rank)"
@@ -88,7 +88,7 @@ def test_lists_and_lines_of_many_numbers_have_a_line_for_each_rank(ranks):
     ]
 
 
-def test_lines_of_stdout_and_stderr_keep_the_order_in_which_a_rank_wrote_them(ranks):
+def test_stdout_and_stderr_lines_keep_the_order_of_their_rank(ranks):
     code = """
         import sys
         for number in range(20):
@@ -131,7 +131,7 @@ def test_displays_of_late_ranks_have_slots_in_the_order_of_ranks(ranks):
     )
 
 
-def test_the_displays_of_a_late_rank_have_slots_in_the_rows_of_their_turn(ranks):
+def test_displays_of_a_late_rank_have_slots_in_their_rows(ranks):
     code = (
         "import time\nfrom IPython.display import HTML\ntime.sleep(0.8 * (2 - rank))\n"
         "for word in ('first', 'second', 'third'): display(HTML(f'<b>{word} {rank}</b>'))"
@@ -202,7 +202,7 @@ def test_tqdm(ranks):
     assert all("100%" in line and "5/5" in line for line in lines)
 
 
-def test_a_rank_that_clears_its_output_replaces_what_it_has_shown(ranks):
+def test_clear_output_replaces_the_output_of_a_rank(ranks):
     code = (
         "import time\nimport matplotlib.pyplot as plt\nfrom IPython.display import clear_output\n%matplotlib inline\n"
         "for i in range(3):\n"
@@ -352,7 +352,7 @@ def test_what_all_ranks_clear_is_gone(ranks, shown, clear, sleep):
 
 
 @pytest.mark.parametrize("shown", ["HTML(f'{i} of {rank}')", "{'step': i, 'rank': rank}"])
-def test_what_clears_itself_again_and_again_leaves_nothing_but_the_last(ranks, shown):
+def test_repeated_clear_output_leaves_only_the_last_display(ranks, shown):
     code = (
         "import time\nfrom IPython.display import HTML, clear_output\n"
         f"for i in range(6):\n    clear_output(wait=True)\n    display({shown})\n    time.sleep(0.15 + 0.01 * rank)"
@@ -364,7 +364,7 @@ def test_what_clears_itself_again_and_again_leaves_nothing_but_the_last(ranks, s
         assert reply.stdout.splitlines() == [f"[{rank}] {{'step': 5, 'rank': {rank}}}" for rank in range(3)]
 
 
-def test_ranks_that_clear_at_different_times_leave_no_old_display(ranks):
+def test_clear_output_at_different_times_leaves_no_old_display(ranks):
     code = (
         "import time\nfrom IPython.display import HTML, clear_output\n"
         "for letter in 'ab': display(HTML(f'{letter}{rank}'))\n"
@@ -434,7 +434,7 @@ def test_stop_while_displays_are_made(ranks):
         assert ranks.run("%%on_all_ranks\n1").stdout == "[0-2] 1\n"
 
 
-def test_with_auto_on_magics_of_the_notebook_say_where_they_belong(ranks):
+def test_errors_of_notebook_magics_name_their_place_under_auto(ranks):
     ranks.run("%ddp_auto on")
     try:
         assert "[0-2] rank of 3\n" in ranks.run("%%time\nprint('rank of', world_size)").stdout
@@ -463,7 +463,7 @@ FAILING_DISPLAYS = {
 
 
 @pytest.mark.parametrize("code", FAILING_DISPLAYS.values(), ids=FAILING_DISPLAYS)
-def test_a_display_that_fails_shows_its_traceback_and_fails_the_cell_where_it_does_in_any_kernel(ranks, code):
+def test_a_failing_display_fails_a_cell_as_in_a_plain_kernel(ranks, code):
     here, there = ranks.run(code), ranks.run("%%on_all_ranks\n" + code)
     assert there.status == here.status
     assert "ValueError: " in here.traceback
@@ -499,7 +499,7 @@ def test_one_press_ends_a_long_output_whose_cell_is_over(ranks):
     assert ranks.run("%%on_ranks 0\nkept").stdout == "[0] 3\n"
 
 
-def test_a_very_long_line_is_cut_at_the_same_places_on_every_rank(ranks):
+def test_a_very_long_line_is_cut_at_equal_positions_on_all_ranks(ranks):
     """The places do not depend on how the pipes split the text."""
     lengths: dict[int, list[int]] = {0: [], 1: [], 2: []}
     for line in ranks.run("%%on_all_ranks\nprint('x' * 1_050_000)").stdout.splitlines():
@@ -516,7 +516,7 @@ def test_a_long_line_that_comes_in_parts_is_whole(ranks):
     assert ranks.run("%%on_all_ranks\n" + code).stdout.strip() == "[0-2] " + "x" * 12_000 + "end"
 
 
-def test_a_display_that_no_browser_could_show_is_told_in_its_place(ranks):
+def test_a_display_too_large_for_a_browser_is_replaced_by_a_note(ranks):
     code = "from IPython.display import HTML\nclass Table:\n    def __repr__(self): return 'a table ' + '.' * 999_992\n"
     reply = ranks.run(f"%%on_all_ranks\n{code}    def _repr_html_(self): return '<td>' * 3_000_000\nTable()")
     assert not reply.displays and reply.duration_s < 10

@@ -50,7 +50,7 @@ def job(session, code: str) -> Iterator[Job]:
         session.jobs.cancel()
 
 
-def test_an_expression_is_read_between_two_steps_of_a_running_job(prepared):
+def test_peek_reads_an_expression_between_steps_of_a_running_job(prepared):
     with job(prepared, "train(10_000, 0.01)") as running:
         began = time.monotonic()
         seen = prepared.peek("history[-3:]")
@@ -65,7 +65,7 @@ def test_an_expression_is_read_between_two_steps_of_a_running_job(prepared):
         assert dict(inside) == {1: "(0, True)"}, "variables of the function, where no list has grown alone"
 
 
-def test_a_value_that_can_be_copied_is_pulled_and_another_one_waits(prepared, capsys):
+def test_pull_reads_only_copyable_values_from_a_running_job(prepared, capsys):
     with job(prepared, "train(10_000, 0.01)") as running:
         first, second = (prepared.pull("history")[0] for _ in range(2))
         assert not running.done() and second[: len(first)] == first and len(second) > len(first) > 0
@@ -109,7 +109,7 @@ hooks.cell_begins.insert(0, wait_for_the_question)
 
 
 @pytest.mark.parametrize("ask", ["peek", "pull"])
-def test_a_question_that_comes_just_before_the_job_begins_is_answered_at_its_first_step(prepared, ask):
+def test_a_request_before_a_job_is_answered_at_its_first_step(prepared, ask):
     """The rank has received the job before the request. If the request waited for the job, it would wait for its
     end."""
     prepared.run(f"history.clear()\n{LATE}", quiet=True)
@@ -122,7 +122,7 @@ def test_a_question_that_comes_just_before_the_job_begins_is_answered_at_its_fir
         prepared.jobs.cancel()
 
 
-def test_a_job_without_steps_answers_at_its_end_and_a_line_says_what_is_waited_for(prepared, capsys, tmp_path):
+def test_a_job_without_steps_answers_at_its_end_after_a_message(prepared, capsys, tmp_path):
     begun = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
     running = prepared.submit(f"{begun}; history[:] = [7]; time.sleep(1.5)", quiet=True)
     wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 10, what="both ranks have begun")
@@ -132,7 +132,7 @@ def test_a_job_without_steps_answers_at_its_end_and_a_line_says_what_is_waited_f
     running.result(10)
 
 
-def test_a_rank_that_waits_for_its_next_step_is_not_reported_as_blocked(prepared, capsys, monkeypatch, tmp_path):
+def test_a_rank_between_steps_is_not_reported_as_blocked(prepared, capsys, monkeypatch, tmp_path):
     """It answers at the next step, so it is not late."""
     from ddp_notebook.run import rank_requests, session_parts
 
@@ -188,7 +188,7 @@ class _Exiting:
         return exec, ("raise SystemExit(3)",)
 
 
-def test_an_error_without_a_message_and_an_exit_end_neither_a_job_nor_a_rank(prepared):
+def test_silent_errors_and_exits_in_peek_end_no_job_and_no_rank(prepared):
     from ddp_notebook.errors import DDPNotebookError
 
     def check_peek() -> None:
@@ -249,7 +249,7 @@ slow = Slow()
     assert found and float(found[1]) >= 1.0, told
 
 
-def test_a_model_in_ddp_cannot_be_pulled_and_the_error_names_the_inner_one(prepared):
+def test_pull_of_a_ddp_model_raises_an_error_with_the_inner_name(prepared):
     from ddp_notebook.errors import DDPNotebookError
 
     prepared.run("wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))", quiet=True)

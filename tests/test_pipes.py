@@ -27,7 +27,7 @@ def near(pipes: ChildPipes, fd: int) -> int:
     return next(pipe for pipe, its_fd in pipes.outputs.items() if its_fd == fd)
 
 
-def test_text_of_fd_2_comes_before_text_of_fd_1_that_was_written_after_it(pipes):
+def test_stderr_text_precedes_stdout_text_that_was_written_later(pipes):
     os.write(pipes.stderr, b"first")
     os.write(pipes.stdout, b"second")
 
@@ -79,7 +79,7 @@ def change(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_both_streams_are_merged_in_the_order_in_which_they_were_written(seed):
+def test_both_streams_are_merged_in_the_order_of_their_writes(seed):
     drawn = random.Random(seed)
     pipes, written, fd = {1: b"", 2: b""}, {0: b"", 1: b"", 2: b""}, 1
     for number in range(60):
@@ -102,7 +102,7 @@ def test_both_streams_are_merged_in_the_order_in_which_they_were_written(seed):
     assert list(merge.rest()) == []
 
 
-def test_text_behind_half_a_change_waits_for_the_end_of_its_cell_at_most():
+def test_text_after_half_a_change_is_held_until_the_cell_ends():
     merge = StreamMerge(TOKEN)
     assert list(merge.feed(1, b"a" + change(1) + b"b")) == [(1, b"a")], "an interrupt came before the second mark"
     end = CellEnd(7).encode(TOKEN)
@@ -133,7 +133,7 @@ def test_a_mark_at_the_end_of_the_text_is_not_held():
     assert list(StreamMerge(TOKEN).feed(1, data)) == [(1, data)]
 
 
-def test_text_of_fd_2_after_the_last_change_comes_before_the_end_of_the_cell():
+def test_stderr_text_after_the_last_change_precedes_the_cell_end():
     merge, end = StreamMerge(TOKEN), CellEnd(7, 0.1).encode(TOKEN)
     assert list(merge.feed(2, change(1) + b"error")) == []
     assert list(merge.feed(1, b"text" + change(1) + end)) == [(1, b"text"), (2, b"error"), (1, end)]

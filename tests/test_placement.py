@@ -48,7 +48,7 @@ def refusal(facts: dict[str, Any], env: dict[str, str] | None = None, **options)
 
 
 @pytest.mark.parametrize(("cores", "world_size", "threads"), [(1, 2, 1), (2, 2, 1), (3, 3, 1), (16, 4, 4)])
-def test_without_gpus_there_are_two_to_four_ranks_that_share_the_cores(cores, world_size, threads):
+def test_without_gpus_two_to_four_ranks_share_the_cores(cores, world_size, threads):
     placement = placed(host(cores=cores))
 
     assert placement.world_size == world_size
@@ -212,7 +212,7 @@ def test_nccl_without_gpus_is_refused():
     assert refusal(host(gpus=1), {"CUDA_VISIBLE_DEVICES": "-1"}, backend="nccl") == message
 
 
-def test_nccl_with_more_ranks_than_gpus_is_refused_unless_they_may_share():
+def test_nccl_refuses_more_ranks_than_gpus_without_share_gpus():
     assert refusal(host(gpus=2), backend="nccl", world_size=3) == (
         "3 ranks on 2 GPUs: NCCL refuses two ranks on one GPU ('Duplicate GPU detected'). "
         "Start at most 2, or add --share-gpus, which makes NCCL treat each rank as a separate host: slow, but good "
@@ -294,7 +294,7 @@ def test_there_is_one_rank_for_each_device_that_torch_lists(kind, backend):
     assert (two.devices, two.backend) == ((f"{kind}:0", f"{kind}:1"), backend)
 
 
-def test_a_variable_that_has_changed_since_torch_was_asked_is_refused():
+def test_a_variable_changed_after_the_query_of_torch_is_refused():
     facts = host_of("cuda", "nccl", 2, HIP_VISIBLE_DEVICES="0,1")
     assert placed(facts, {"HIP_VISIBLE_DEVICES": "0,1"}).world_size == 2
     assert refusal(facts, {"HIP_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "1"}) == (

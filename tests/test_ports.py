@@ -74,7 +74,7 @@ def _free(count: int) -> range:
     raise AssertionError("no ports are free")
 
 
-def test_the_first_ports_that_nobody_has_are_taken_and_when_none_is_left_it_is_said():
+def test_the_first_free_ports_are_used_or_an_error_is_raised():
     at = Listening(_address(), _free(3))
     keyring = Keyring()
     with socket.create_server((at.host, at.ports[0])):
@@ -98,7 +98,7 @@ def test_on_loopback_any_port_will_do():
         assert listener.getsockname()[1] > 1024
 
 
-def test_where_engines_call_the_controller_keeps_to_the_range_too(tmp_path):
+def test_ports_for_engines_of_the_controller_are_in_the_range(tmp_path):
     at = Listening(_address(), _free(20))
     spec = controller.make_spec(str(tmp_path), at)
     connection, urls = controller.for_engines(spec)

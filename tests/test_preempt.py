@@ -132,7 +132,7 @@ def as_somebody_else():
         os.seteuid(0)
 
 
-def test_a_folder_that_nobody_can_look_into_for_a_while_keeps_no_signal_from_being_heard(tmp_path, monkeypatch):
+def test_an_unreadable_folder_does_not_block_preemption_signals(tmp_path, monkeypatch):
     monkeypatch.setattr(preemption, "_LOOK_S", 0.01)
     said: list[str] = []
     cluster = DirectCluster.__new__(DirectCluster)

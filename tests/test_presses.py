@@ -17,7 +17,7 @@ from ddp_notebook.run.cells.watch import Watch
 from ddp_notebook.run.output.screen import Screen
 
 
-def test_a_press_is_not_lost_when_the_turn_comes_at_the_same_time():
+def test_an_interrupt_at_the_start_of_a_turn_is_not_lost():
     turn = RunQueue()
     before, place = QueueSlot(turn), QueueSlot(turn)
 

@@ -248,7 +248,7 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
     assert c10d.BackendConfig(c10d.Backend("gloo")).device_backend_map["cpu"] == "gloo"
 
 
-def test_gloo_has_an_event_loop_that_holds_its_listener_and_its_connections(monkeypatch):
+def test_the_gloo_event_loop_has_its_listener_and_connections(monkeypatch):
     """It holds no other file descriptors. This is how `sockets` finds them, see `tests/test_sockets.py`."""
     from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
@@ -442,7 +442,7 @@ def test_torch_lets_training_be_seen():
     assert "_has_rebuilt_buckets" in inspect.getsource(DistributedDataParallel._pre_forward)
 
 
-def test_fsdp_keeps_its_shards_and_tells_which_dimensions_of_a_mesh_are_its_own():
+def test_fsdp_stores_its_shards_and_returns_its_mesh_dimensions():
     from torch.distributed.fsdp._fully_shard import _fsdp_param, _fully_shard
 
     assert "self.sharded_param = nn.Parameter(" in inspect.getsource(_fsdp_param.FSDPParam)
@@ -466,7 +466,7 @@ def test_torch_lets_a_model_begin_anew():
     assert callable(getattr(FSDPModule, "reset_iter_state", None)) or TORCH < (2, 13)
 
 
-def test_torch_tells_whose_message_a_receive_from_any_rank_has_taken():
+def test_torch_returns_the_source_rank_of_a_recv_from_any_rank():
     from torch._C._distributed_c10d import Work
 
     assert callable(Work._source_rank)
@@ -618,7 +618,7 @@ def test_cloudpickle_tells_what_a_function_is_made_of():
     assert slots["__globals__"] == {"kept": 3}
 
 
-def test_an_engine_of_ipyparallel_has_its_broadcasts_from_one_scheduler():
+def test_an_ipyparallel_engine_gets_broadcasts_of_one_scheduler():
     """The id of an engine selects the scheduler, so an engine with another id is connected to another scheduler."""
     source = inspect.getsource(IPEngine)
     assert "broadcast_index = self.id % len(broadcast_urls)" in source
@@ -639,7 +639,7 @@ def test_torchrun_has_a_store_for_each_attempt_if_it_is_told_to():
         assert f'"{name.removesuffix("_timeout")}"' in source
 
 
-def test_a_script_goes_on_under_a_torch_that_lets_nothing_be_seen(monkeypatch, capsys):
+def test_a_script_continues_if_torch_cannot_be_observed(monkeypatch, capsys):
     def missing(*_):
         raise AttributeError("torch has no such thing")
 
@@ -709,7 +709,7 @@ def test_what_signal_wraps_gives_the_same_handlers_and_signals():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def test_torchs_functions_check_arguments_without_forming_a_group(monkeypatch, capfd):
+def test_torch_functions_check_arguments_without_forming_a_group(monkeypatch, capfd):
     read = InitArguments(lambda: None).read
     with pytest.raises(TypeError, match="timeout"):
         read("gloo", "tcp://127.0.0.1:29500?rank=0&world_size=2", timeout=30)
@@ -723,7 +723,7 @@ def test_torchs_functions_check_arguments_without_forming_a_group(monkeypatch, c
         reader("gloo")
 
 
-def test_multiprocessing_keeps_the_name_of_its_folder_where_a_rank_sets_it(tmp_path, monkeypatch):
+def test_multiprocessing_uses_the_folder_that_a_rank_sets(tmp_path, monkeypatch):
     from multiprocessing import process, util
 
     config = process.current_process()._config  # type: ignore[attr-defined]

@@ -130,7 +130,7 @@ def test_an_orphan_is_found_by_its_token_in_another_os_session():
 
 
 @pytest.mark.processes
-def test_an_orphan_without_its_environment_is_found_by_its_os_session():
+def test_an_orphan_without_environment_is_found_by_its_session():
     token = uuid.uuid4().hex
     leave_an_orphan = "(env -i sleep 60 >&- &)"
     with child(
@@ -165,7 +165,7 @@ def test_a_process_that_ends_when_it_is_asked_to_is_not_killed():
 
 
 @pytest.mark.processes
-def test_a_process_that_ignores_the_request_is_killed_after_the_grace():
+def test_a_process_that_ignores_sigterm_is_killed_after_grace_s():
     with child("sh", "-c", "trap '' TERM; echo ready; exec sleep 60") as started:
         started.stdout.readline()
         began = time.monotonic()

@@ -24,7 +24,7 @@ SHARE_A_SESSION = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("program", SHARE_A_SESSION)
-def test_the_stop_button_works_and_the_next_cell_finds_everything(session, program, tmp_path):
+def test_stop_works_and_the_next_cell_finds_all_changes(session, program, tmp_path):
     """Changes that a program leaves are still present in the next one. The other programs have a session each
     (`tests/long`)."""
     reset_stop_and_go_on(session, program, "a loop", tmp_path)
@@ -107,7 +107,7 @@ def test_a_name_that_a_thread_replaces_is_told_of_the_right_cell(session, tmp_pa
     assert session.run("rank + 1")[1].result == "2"
 
 
-def test_a_rank_that_may_have_no_signals_waiting_is_stopped_as_the_others(session, tmp_path):
+def test_a_rank_without_pending_signals_is_stopped(session, tmp_path):
     for name, goes_on in (("loop", "while True: pass"), ("wait", "dist.barrier() if rank == 0 else time.sleep(60)")):
         folder = tmp_path / name
         folder.mkdir()
@@ -145,7 +145,7 @@ def test_print_of_a_program_stays_and_len_does_not(make_session_alone):
     assert session.run("import json; rank")[1].result == "1"
 
 
-def test_builtins_that_a_thread_replaces_between_cells_are_put_back(make_session_alone, tmp_path):
+def test_builtins_replaced_between_cells_are_restored(make_session_alone, tmp_path):
     """Without `len` and `range` the event loop fails. Without `isinstance` and `hasattr` the next cell fails. Without
     `int` and `max` threads of the rank fail."""
     session = make_session_alone(2)

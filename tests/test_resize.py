@@ -263,7 +263,7 @@ def test_a_loader_of_each_ranks_own_data_is_not_copied(make_session):
     assert ask(session, "len(shared), shared.sampler.rank") == [f"(2, {rank})" for rank in range(3)]
 
 
-def test_a_sampler_and_data_that_a_loader_has_too_are_variables_of_new_ranks(make_session):
+def test_new_ranks_share_a_sampler_and_data_with_their_loader(make_session):
     session = make_session(2)
     session.run(
         "from torch.utils.data import DataLoader, TensorDataset, DistributedSampler\n"

@@ -51,7 +51,7 @@ def test_what_a_cell_leaves_alive_goes_on(session, code):
     assert session.run("kept")[1].result == "2"
 
 
-def test_a_cell_that_closes_its_streams_keeps_them_from_itself_only(session):
+def test_closed_streams_of_a_cell_are_open_in_the_next_cell(session):
     with pytest.raises(RankError, match="closed file"):
         session.run("import sys; sys.stdout.close(); print('lost')")
     assert session.run("print('here')")[0].stdout == "here\n"

@@ -202,7 +202,7 @@ def test_a_wait_for_a_late_worker_says_nothing_and_has_an_end(session):
         session.run(f"if rank: rpc.init_rpc('a', rank=rank, world_size=2, {options})", timeout_s=20)
 
 
-def test_a_shutdown_ends_after_references_whose_making_has_failed(session):
+def test_a_shutdown_ends_after_references_that_failed(session):
     """In this case torch raises in a callback, before its agent counts the call as finished."""
     session.run(INIT + "def which(): return 1")
     session.run("def which(): return 2", ranks=[0])
@@ -295,7 +295,7 @@ def test_what_is_wrong_is_named(session, code, words):
         session.run(code)
 
 
-def test_a_callee_whose_cell_has_not_reached_the_def_waits_for_it(session):
+def test_a_callee_waits_for_a_def_of_its_running_cell(session):
     code = INIT + (
         "import time\nif rank: time.sleep(0.5)\n"
         "def late(x): return x + 1\nclass Late:\n    def __init__(self): self.x = 4\n"
@@ -390,7 +390,7 @@ def test_torchscript_and_modules_on_another_rank(session):
             assert text.splitlines()[-1] == expected
 
 
-def test_an_error_names_the_worker_and_is_told_in_full_to_its_caller(session):
+def test_the_caller_gets_the_full_error_with_the_worker_name(session):
     session.run(INIT + "def divide(a, b):\n    return a / b")
     with pytest.raises(RankError, match="ZeroDivisionError") as failed:
         session.run("if rank == 0: rpc.rpc_sync(other, divide, args=(1, 0))")
@@ -467,7 +467,7 @@ def test_a_stop_ends_a_backward_of_distributed_autograd(session):
         session.run("with dist_autograd.context() as context: dist_autograd.backward(context, [torch.ones(1).sum()])")
 
 
-def test_a_stale_function_is_refused_where_the_callee_already_waits_in_shutdown(session):
+def test_a_callee_in_shutdown_refuses_a_stale_function(session):
     """The cell of the callee defines no more functions, so the call does not wait for one. If the cell has run a new
     `def`, the call finds it."""
     session.run("def rule(x): return 2 * x")

@@ -69,7 +69,7 @@ def test_slots_that_become_equal_keep_their_label(later):
     assert "[0-1]" in shown and shown.count("same") == 1 and "b0" not in shown
 
 
-def test_slots_that_no_longer_fit_next_to_each_other_keep_their_labels():
+def test_slots_that_no_longer_fit_side_by_side_keep_their_labels():
     page = Page()
     for rank in range(2):
         page.put(rank, {"text/html": f"b{rank}"})

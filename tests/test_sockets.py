@@ -78,7 +78,7 @@ def test_a_groups_connections_are_cut_and_no_others():
         assert receives.result(10) == ""
 
 
-def test_where_the_kernel_lists_nothing_those_are_cut_that_the_peers_have_opened(monkeypatch):
+def test_connections_of_peers_are_cut_if_the_kernel_lists_none(monkeypatch):
     monkeypatch.setattr(sockets, "_loops", list)
     before = set(sockets.listeners())
     group = make_groups()

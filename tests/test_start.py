@@ -77,14 +77,14 @@ def test_who_asks_a_session_that_starts_is_told_so(make_session):
 
 
 @pytest.mark.long
-def test_a_host_server_that_waits_and_has_seen_another_variable_is_replaced(make_session):
+def test_a_waiting_host_server_with_another_variable_is_replaced(make_session):
     """torch reads this variable when it is imported."""
     session = make_session(1, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     assert session.run("str(dist.get_debug_level())")[0].result == "'DebugLevel.DETAIL'"
 
 
 @pytest.mark.long
-def test_where_engines_cannot_wait_the_controller_comes_with_them(make_session, tmp_path, monkeypatch):
+def test_the_controller_starts_with_engines_that_cannot_wait(make_session, tmp_path, monkeypatch):
     """The registration of another ipyparallel version has other parts."""
     (tmp_path / "sitecustomize.py").write_text(
         "from ipyparallel.engine.app import IPEngine\n"
@@ -219,7 +219,7 @@ def test_a_rank_that_dies_while_starting_leaves_its_last_words(tmp_path, monkeyp
 
 
 @pytest.mark.long
-def test_a_start_that_takes_too_long_names_the_stage_and_the_rank(tmp_path, monkeypatch, waiting_host_server):
+def test_a_start_timeout_names_the_stage_and_the_ranks(tmp_path, monkeypatch, waiting_host_server):
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\nif 'spawned' in ' '.join(sys.orig_argv): signal.pause()\n"
     )
@@ -298,7 +298,7 @@ def test_odd_surroundings_of_the_notebook(make_session, monkeypatch, tmp_path):
 
 
 @pytest.mark.long
-def test_a_rank_that_does_not_answer_the_interrupt_is_replaced_at_the_second(make_session, capsys):
+def test_a_second_interrupt_replaces_a_rank_that_does_not_answer(make_session, capsys):
     session = make_session(2)
     session.run("kept = rank")
     for when in (0.5, 3.0):

@@ -299,7 +299,7 @@ def test_other_stores_keep_their_queues_and_keys():
     assert store.list_keys() == []
 
 
-def test_the_tcpstore_of_programs_goes_on_after_a_stop_and_comes_back_after_its_end(make_session, capsys):
+def test_the_tcpstore_survives_a_stop_and_restarts_after_its_end(make_session, capsys):
     """Otherwise programs of the next session would wait in C++, where no interrupt ends them."""
     session = make_session(2)
     use = (
@@ -336,7 +336,7 @@ def test_the_tcpstore_of_programs_goes_on_after_a_stop_and_comes_back_after_its_
 
 
 @pytest.mark.processes
-def test_a_tcpstore_that_cannot_start_closes_the_connection_and_is_reported_once(monkeypatch, capfd):
+def test_a_tcpstore_that_cannot_start_is_reported_once(monkeypatch, capfd):
     def fail(_):
         if pid := os.fork():
             return pid

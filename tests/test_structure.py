@@ -148,7 +148,7 @@ def chosen_by_name(tree: ast.AST) -> Iterator[int]:
             yield call.lineno
 
 
-def test_messages_are_dispatched_through_tables_and_never_unpickled():
+def test_messages_are_dispatched_by_tables_and_never_unpickled():
     assert list(chosen_by_name(ast.parse('getattr(self, f"_on_{op}")(request)'))) == [1]
     for folder in ("messages", "launch", "registry", "torchrun"):
         for file in (PACKAGE / folder).rglob("*.py"):
@@ -190,7 +190,7 @@ def test_a_design_page_is_short_and_listed():
             assert re.search(rf"^{page.stem}$", contents, re.MULTILINE), f"{page.name}: name it in the toctree"
 
 
-def test_each_private_interface_has_a_test_and_each_module_that_uses_it_exists():
+def test_each_private_interface_has_a_test_and_existing_modules():
     page = (ROOT / "docs" / "design" / "private_interfaces.md").read_text()
     rows = [re.split(r" *\| *", row.strip("| ")) for row in re.findall(r"^\| .*\|$", page, re.MULTILINE)]
     rows = [row for row in rows if row[0] != "interface"]

@@ -110,7 +110,7 @@ def run(steps):
 """
 
 
-def test_a_model_that_is_made_in_a_function_and_the_second_of_two_loops(session, tmp_path):
+def test_a_loop_in_a_function_and_a_second_loop_survive(session, tmp_path):
     session.run(SETUP, quiet=True)
     session.run(f"{IN_A_FUNCTION}\nflag, kill = {str(tmp_path / 'died')!r}, False\nfound = run(5)")
     wanted = session.run("found")[0].result

@@ -163,7 +163,7 @@ def test_keys_are_sent_when_they_are_named(tmp_path):
 
 
 @pytest.mark.processes
-def test_links_stay_links_within_the_folder_and_lead_nowhere_else(tmp_path):
+def test_links_stay_in_the_folder_and_outside_targets_are_listed(tmp_path):
     folder = tmp_path / "folder"
     make(tmp_path, "secret.txt", "folder/sub/a.py")
     for name, target in {
@@ -276,7 +276,7 @@ def test_what_is_there(entry, its):
         (LINK, FoundFile("file", 1, NEW, 0o644)),
     ],
 )
-def test_what_is_newer_there_stays_unless_it_is_to_be_overwritten(entry, its):
+def test_newer_files_on_the_host_are_kept_without_overwrite(entry, its):
     assert planned(entry, its) == Plan(newer=["a"])
     assert planned(entry, its, overwrite=True) == Plan(send=[entry])
 
@@ -430,7 +430,7 @@ def test_links_to_folders_are_not_followed(files, tmp_path):
 
 
 @pytest.mark.processes
-def test_the_folder_of_the_start_is_meant_wherever_the_notebook_goes(tmp_path, monkeypatch):
+def test_sync_uses_the_working_directory_of_the_start(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     monkeypatch.setenv("DDP_NOTEBOOK_SSH", "false")  # the test needs no host
     monkeypatch.chdir(tmp_path)

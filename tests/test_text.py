@@ -43,7 +43,7 @@ def test_text_and_the_ends_of_cells_come_in_order():
     assert_split(stream, ["one\n", CellEnd(1), "between\n", CellEnd(2), CellEnd(31), "later"])
 
 
-def test_the_places_of_displays_come_in_order_and_may_cut_a_character():
+def test_display_marks_come_in_order_and_can_split_a_character():
     stream = b"one\n" + display_mark(TOKEN, 7) + "é".encode() + display_mark(TOKEN, 80) + mark(TOKEN, 1, 5)
 
     assert_split(stream, ["one\n", DisplayMark(7), "é", DisplayMark(80), CellEnd(1, 5e-06)])
@@ -53,7 +53,7 @@ def shown(place: int) -> Display:
     return Display(cell=1, msg_type="display_data", content={}, place=place)
 
 
-def test_text_waits_for_the_display_before_it_and_a_display_for_its_place():
+def test_text_waits_for_earlier_displays_and_displays_for_marks():
     ordered = Ordered()
     assert list(ordered.arrived(shown(2))) == []
     assert list(ordered.add(1, "a")) == [(1, "a")]
@@ -65,7 +65,7 @@ def test_text_waits_for_the_display_before_it_and_a_display_for_its_place():
     assert list(ordered.add(1, "c")) == [(1, "c")]
 
 
-def test_text_waits_once_for_a_display_whose_mark_was_written_twice():
+def test_text_waits_once_for_a_display_with_a_repeated_mark():
     """If an interrupt arrives between the mark and the note that it was written, the mark is written again."""
     ordered = Ordered()
     assert list(ordered.arrived(shown(1))) == []
@@ -137,7 +137,7 @@ def test_bytes_that_are_no_utf8_are_shown_as_such():
     assert_split(b"a\xffb" + mark(TOKEN, 1), ["a�b", CellEnd(1)])
 
 
-def test_half_a_character_at_the_end_of_a_cell_does_not_reach_the_next_one():
+def test_half_a_character_at_the_end_of_a_cell_stays_in_the_cell():
     assert_split(b"caf\xc3" + mark(TOKEN, 1) + b"next" + mark(TOKEN, 2), ["caf�", CellEnd(1), "next", CellEnd(2)])
 
 

@@ -10,7 +10,7 @@ from ddp_notebook.run.cells.run_queue import GivenUpError, QueueSlot, RunQueue
 from tests.conftest import wait_until
 
 
-def test_places_have_their_turn_in_the_order_in_which_they_were_taken():
+def test_slots_run_in_the_order_of_their_creation():
     turn, had = RunQueue(), []
     places = [QueueSlot(turn, job=number) for number in range(4)]
 
@@ -28,7 +28,7 @@ def test_places_have_their_turn_in_the_order_in_which_they_were_taken():
         assert is_free
 
 
-def test_a_turn_that_comes_while_one_asks_whether_it_is_free_is_left_again(monkeypatch):
+def test_a_slot_that_starts_during_if_free_is_left_again(monkeypatch):
     turn = RunQueue()
     owner, give_up = QueueSlot(turn), turn.give_up
 

@@ -167,7 +167,7 @@ def test_a_refused_call_changes_nothing(session, is_formed):
     assert texts(session, _ALL_REDUCE)[0] == "0 2 tensor([3.])"
 
 
-def test_a_refused_group_takes_no_other_groups_place_among_those_that_are_kept(session):
+def test_a_refused_group_does_not_replace_a_kept_group(session):
     """Destroyed groups are kept for a while. An object that is not a group must not be kept."""
     session.run("pairs = [dist.new_group([0, 1]) for _ in range(3)]\nfor one in pairs: dist.destroy_process_group(one)")
     kept = "from ddp_notebook.rank.group.deferred_destroy import _ended; print(len(_ended), _ended[-1][0] is pairs[-1])"
@@ -187,7 +187,7 @@ def test_another_size_is_an_error_that_says_what_there_is(session, prepare):
     )
 
 
-def test_a_smaller_size_is_an_error_that_says_how_some_ranks_make_a_group(session):
+def test_a_smaller_world_size_is_an_error_that_names_new_group(session):
     """An example is a program in which two of four ranks train and the others serve them over RPC."""
     with pytest.raises(RankError) as caught:
         session.run("if rank == 0: dist.init_process_group('gloo', rank=rank, world_size=1)")
@@ -322,7 +322,7 @@ step(); step()
         "dist.init_process_group(); dist.barrier()\nif rank: raise ValueError('a mistake')\ndist.barrier()",
     ],
 )
-def test_a_model_whose_group_was_destroyed_goes_on_where_the_group_forms_anew(session, then):
+def test_a_model_continues_after_its_destroyed_group_forms_again(session, then):
     session.run(_STEP)
     with pytest.raises(RankError, match="a mistake"):
         session.run(f"dist.destroy_process_group()\n{then}", timeout_s=20)
@@ -352,7 +352,7 @@ def test_a_model_goes_on_where_one_rank_has_destroyed_the_group(session, capsys)
         "'gloo', store=dist.PrefixStore('own', store), rank=1 - rank, world_size=2",
     ],
 )
-def test_forming_anew_leaves_a_group_of_the_cells_own_for_the_sessions(session, own):
+def test_reform_replaces_a_default_group_made_by_a_cell(session, own):
     session.run(
         "from torch.testing._internal.distributed.fake_pg import FakeStore\n"
         "store = dist.distributed_c10d._get_default_store()\n"
@@ -716,7 +716,7 @@ def test_what_is_replaced_keeps_its_signature_and_help(session):
 
 
 @pytest.mark.parametrize("hook_s", [0, 0.1])
-def test_an_interrupt_that_comes_while_a_rank_forks_comes_behind_the_fork(session, hook_s):
+def test_an_interrupt_during_a_fork_is_raised_after_the_fork(session, hook_s):
     """If it were raised in a hook of the fork, Python would print it and drop it."""
     code = """
 import os, signal, time

@@ -37,7 +37,7 @@ def script(tmp_path) -> Path:
     return path
 
 
-def test_reloading_the_extension_keeps_the_ranks_and_their_variables(ranks):
+def test_reload_ext_keeps_the_ranks_and_their_variables(ranks):
     ranks.run("%on_all_ranks kept = rank + 40")
     reply = ranks.run("%reload_ext ddp_notebook")
     assert (reply.status, reply.stdout, reply.stderr) == ("ok", "", "")
@@ -133,7 +133,7 @@ def test_an_error_under_a_magic_ends_the_cell_on_all_ranks(ranks, failing, cell)
         assert ranks.run("%on_all_ranks kept.stdout").stdout == "[0-1] 'before\\n'\n"
 
 
-def test_variables_of_a_failed_script_are_kept_and_a_cell_can_catch_its_error(ranks, failing):
+def test_a_failed_script_keeps_variables_and_its_error_is_caught(ranks, failing):
     code = f"try:\n    %run {failing}\nexcept ValueError as error:\n    print('caught', error)"
     reply = ranks.run(f"%%on_ranks 1\nfound = 0\n{code}\nprint(found)")
     assert (reply.status, reply.stdout, reply.stderr) == ("ok", "[1] caught bad data\n[1] 7\n", "")
@@ -151,7 +151,7 @@ def test_the_exit_status_of_a_script(ranks, tmp_path):
     assert "the script rejected its arguments" in reply.evalue and "a rank has no command line" not in reply.evalue
 
 
-def test_what_the_user_runs_and_looks_at_itself_does_not_end_the_cell(ranks):
+def test_an_error_in_a_nested_run_cell_does_not_end_the_cell(ranks):
     code = "result = get_ipython().run_cell('1 / 0')\nprint(type(result.error_in_exec).__name__)"
     reply = ranks.run(f"%%on_ranks 0\n%%capture\n{code}")
     assert reply.status == "ok", reply
@@ -170,7 +170,7 @@ def test_a_script_in_the_shell_is_no_rank(ranks, script):
     assert ranks.run(f"%on_all_ranks %run {script}").stdout == "[0-1] started\n[0] 1\n[1] 2\n"
 
 
-def test_the_hint_appears_once_if_the_scripts_fail_one_after_another(ranks, tmp_path):
+def test_the_hint_appears_once_if_scripts_fail_in_succession(ranks, tmp_path):
     (tmp_path / "late.py").write_text("import sys, time\ntime.sleep(float(sys.argv[1]))\nsys.exit(1)\n")
     run = f"!{{sys.executable}} {tmp_path / 'late.py'} {{rank}}"
     for _ in range(2):
@@ -360,7 +360,7 @@ def test_packages_are_installed_once_for_all_ranks_of_a_host(ranks, wheel, tmp_p
     assert "restart the kernel" not in reply.stdout
 
 
-def test_a_captured_installation_runs_once_and_every_rank_has_its_output(ranks, wheel, tmp_path):
+def test_a_captured_pip_install_runs_once_for_all_ranks(ranks, wheel, tmp_path):
     into = tmp_path / "into"
     install = f"install --no-index --no-deps --disable-pip-version-check --target {into} {wheel}"
     reply = ranks.run(
@@ -372,7 +372,7 @@ def test_a_captured_installation_runs_once_and_every_rank_has_its_output(ranks, 
     assert re.search(r"ddp_notebook: pip install ran on rank [01] only, for all ranks of its host", reply.stderr)
 
 
-def test_a_stopped_installation_is_not_the_result_of_the_other_ranks(tmp_path, capsys):
+def test_a_stopped_pip_install_is_not_the_result_of_other_ranks(tmp_path, capsys):
     def run_on(rank, result):
         once = _Once(Children(), lambda: (rank, 2), lambda: 1, str(tmp_path), "session")
         return once.run("pip install x", lambda: result, is_captured=True)
@@ -385,7 +385,7 @@ def test_a_stopped_installation_is_not_the_result_of_the_other_ranks(tmp_path, c
     assert run_on(0, ("again", 0)) == ["done", 0]
 
 
-def test_the_only_rank_of_a_host_locks_the_environment_for_an_installation(tmp_path):
+def test_the_only_rank_of_a_host_locks_the_environment_for_pip(tmp_path):
     def is_locked():
         folder = os.open(sys.prefix, os.O_RDONLY)
         try:

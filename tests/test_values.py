@@ -229,7 +229,7 @@ def test_no_name_of_a_variable(session, name):
         session[name] = 1
 
 
-def test_what_has_no_names_cannot_be_pushed_and_a_timeout_is_a_number(session):
+def test_push_requires_names_and_a_timeout_must_be_a_number(session):
     with pytest.raises(UsageError, match=r"^push needs names and values, push\(x=1\) or push\({'x': 1}\), got 1$"):
         session.push(1)
     with pytest.raises(UsageError, match=r"^timeout must be a number of seconds, e.g. timeout=60, got '5'"):
@@ -428,7 +428,7 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_a_rank_that_forges_its_answer_causes_an_error_and_nothing_else(session, tmp_path, forgery):
+def test_a_forged_reply_of_a_rank_only_causes_an_error(session, tmp_path, forgery):
     folder = tmp_path / "made"
     session.run(
         f"{ON_RANK}folder = {str(folder)!r}\nfine = 1\n{HOSTILE}\nforge = lambda a: {FORGERIES[forgery]}", ranks=1

@@ -139,7 +139,7 @@ def test_a_stop_does_what_it_does_everywhere(kernel, in_order, cell):
     ],
     ids=["a loader", "spawned workers", "a command", "a subprocess", "collectives"],
 )
-def test_a_cell_that_nobody_waits_for_goes_on_when_a_local_one_is_stopped(kernel, in_order, code):
+def test_a_submitted_job_continues_after_a_local_stop(kernel, in_order, code):
     begins = f"dist.barrier(); open('{{there}}' + str(rank), 'w').close()\n{code}\nprint('ended')"
     kernel.run("import tempfile, os, time; there = tempfile.mkdtemp() + '/'")
     sent = f"job = session.submit({begins!r}.replace('{{there}}', there))"
@@ -155,7 +155,7 @@ def test_a_cell_that_nobody_waits_for_goes_on_when_a_local_one_is_stopped(kernel
 
 
 @pytest.mark.long
-def test_a_cell_in_the_background_goes_on_when_a_local_one_is_stopped(kernel, in_order):
+def test_a_background_cell_continues_after_a_local_stop(kernel, in_order):
     job = kernel.start("%%on_all_ranks --background\nfor batch in range(40): time.sleep(0.05); dist.barrier()\n'whole'")
     assert "job " in kernel.finish(job).stdout
     message = kernel.start("import time\nprint('there')\ntime.sleep(600)")
@@ -167,7 +167,7 @@ def test_a_cell_in_the_background_goes_on_when_a_local_one_is_stopped(kernel, in
 
 
 @pytest.mark.long
-def test_a_cell_of_its_client_goes_on_when_a_local_one_is_stopped(kernel, in_order):
+def test_a_client_call_continues_after_a_local_stop(kernel, in_order):
     sent = "import time\nview = session.client[:]\njob = view.execute('time.sleep(1.5); done = rank', block=False)"
     message = kernel.start(f"{sent}\ntime.sleep(0.5)\nprint('there', flush=True)\ntime.sleep(600)")
     kernel.wait_for_text("there")
@@ -222,7 +222,7 @@ print(calls, own_signals._get_handler is real)
 """
 
 
-def test_a_handler_of_the_users_sees_its_own_code_where_an_interrupt_is_sent_again_at_once(kernel):
+def test_a_user_handler_gets_its_frame_if_an_interrupt_is_resent(kernel):
     assert kernel.run(f"%%on_all_ranks\nimport inspect, os, signal{AGAIN}").stdout == "[0-1] ['<module>'] True\n"
 
 

@@ -134,7 +134,7 @@ finally:
 """
 
 
-def test_what_computes_after_a_stop_is_not_interrupted_by_its_message(session):
+def test_code_after_a_stop_is_not_interrupted_by_its_message(session):
     with pytest.raises(RankError, match="KeyboardInterrupt"):
         session.run(_SAVES)
     assert session.run("print(saved)")[0].stdout == "whole\n"
@@ -204,7 +204,7 @@ def spin(for_s):
 """
 
 
-def test_a_stop_in_a_callback_of_a_weak_reference_is_raised_after_it(session):
+def test_a_stop_in_a_weakref_callback_is_raised_after_it(session):
     """Python prints an exception that is raised there, and continues. matplotlib has many such callbacks."""
     code = _IN_CALLBACK + "key = Key(); reference = weakref.ref(key, lambda _: spin(2)); del key\nwhile True: pass"
     began_s = time.monotonic()
@@ -245,7 +245,7 @@ def test_a_command_after_a_stop_is_not_interrupted_again(session):
     assert session.run("print(saved, end='')")[0].stdout == "whole\n"
 
 
-def test_a_stop_that_was_sent_again_leaves_the_next_one_its_effect(session):
+def test_a_resent_stop_does_not_weaken_the_next_stop(session):
     code = (
         "import _thread, hashlib\nheard = 0\n"
         "try: hashlib.pbkdf2_hmac('sha256', b'', b'', 2_500_000)\n"  # a long call in C without the interpreter's lock

@@ -25,7 +25,7 @@ _CELL = ("cell.py", 9, "<module>")
         ),
     ],
 )
-def test_what_the_line_has_called_is_named_and_what_is_ours_is_not(calls, place):
+def test_the_called_function_is_named_without_package_frames(calls, place):
     where = CurrentLine()
     where.enter("cell.py", 1)
     assert where.of_calls(calls) == place

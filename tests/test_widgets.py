@@ -120,7 +120,7 @@ def test_a_slider_is_opened_before_its_view_is_displayed(front_end):
         assert opened["parent_header"]["msg_id"] == view["parent_header"]["msg_id"], "of the cell that made it"
 
 
-def test_a_slider_that_the_user_moves_has_moved_for_the_next_cell(front_end):
+def test_the_next_cell_reads_the_new_value_of_a_moved_slider(front_end):
     front_end.run(SLIDERS)
     slider = front_end.of("IntSliderModel", value=1)[-1]
     for value in range(2, 30):  # the next cell follows immediately
@@ -156,7 +156,7 @@ display(button)"""
     assert "ValueError" in reply.stderr and "raised by the callback" in reply.stderr
 
 
-def test_a_callback_that_never_ends_is_interrupted_with_the_cell_behind_it(front_end):
+def test_a_stop_ends_an_endless_callback_with_the_next_cell(front_end):
     front_end.run(
         """%%on_all_ranks --ranks 0
 import ipywidgets as widgets
@@ -179,7 +179,7 @@ spinner.on_click(spin)"""
     assert "[0-1] again" in front_end.run("%%on_all_ranks\nprint('again')").stdout
 
 
-def test_an_error_of_a_callback_is_shown_after_a_cell_that_was_stopped(front_end):
+def test_an_error_of_a_callback_is_shown_after_a_stopped_cell(front_end):
     front_end.run(
         """%%on_all_ranks --ranks 0
 import ipywidgets as widgets
