@@ -14,6 +14,7 @@ ROOT = PACKAGE.parent
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.With, ast.IfExp, ast.comprehension, ast.match_case)
 KEYWORDS = re.compile(r"\b(?:if|elif|for|while|except|with|and|or|case)\b")  # each branch has one of these keywords
 MOST_COMPLEX = 20
+LONGEST_TEST_NAME = 60
 
 
 def complexity(function: ast.AST) -> int:
@@ -71,6 +72,26 @@ def test_each_kind_of_branch_counts():
         "def f():\n async def g():\n  if a: pass": 2,
     }.items():
         assert complexity(functions(ast.parse(source))[0]) == expected, source
+
+
+# ---- names
+
+
+def long_test_names(source: str) -> list[str]:
+    """Return the names of test functions and methods above the limit."""
+    names = re.findall(r"^ *(?:async )?def (test_\w*)", source, re.MULTILINE)
+    return [name for name in names if len(name) > LONGEST_TEST_NAME]
+
+
+def test_names_of_tests_are_short():
+    longest = "test_".ljust(LONGEST_TEST_NAME, "a")
+    example = f"def {longest}(): pass\ndef {longest}b(): pass\nclass A:\n  async def {longest}c(self): pass\n"
+    assert long_test_names(f"{example}def {'helper'.ljust(99, 'a')}(): pass\n") == [f"{longest}b", f"{longest}c"]
+
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    assert len(files) > 200
+    found = {str(file.relative_to(ROOT)): long_test_names(file.read_text()) for file in files}
+    assert {file: names for file, names in found.items() if names} == {}, "shorten these names"
 
 
 # ---- classes
