@@ -12,7 +12,7 @@ class CallComparison(Feature):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self._guard = Guard()
+        self._guard = Guard(lambda: core.network.release.loss)
 
     def group_forms(self, place: Form) -> None:
         self.core.network.connections.make_board = make_board if place.guard else None

@@ -20,7 +20,7 @@ An asynchronous call is compared when its caller waits for it; by then it has se
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ProcessGro
 from ddp_notebook.rank.group.call_site import USER, origin
 from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
 from ddp_notebook.rank.group.guard.board import Board, Compared
-from ddp_notebook.rank.group.guard.memory import MemoryBoard
+from ddp_notebook.rank.group.guard.memory import BoardCutError, MemoryBoard
 from ddp_notebook.rank.group.guard.messages import Messages, nbytes_of, what_of
 from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.hide_from_profiler import unseen
@@ -113,12 +113,18 @@ _FRAMES_OF_OURS = 4  # frames of `origin`, of `Guard.__call__` and two of the ke
 class Guard:
     """Comparison of the calls of a group's ranks. `guard(call)` runs before the call.
 
+    Args:
+        loss: returns the error that operations raise because of dead ranks; None if all ranks live.
+
     Returns:
         Tensors with which a send or receive starts instead of its own, if the two do not match; otherwise None.
 
     Raises:
         CollectiveMismatchError: raised on every rank, with a description of the difference.
     """
+
+    def __init__(self, loss: Callable[[], BaseException | None]) -> None:
+        self._loss = loss
 
     def __call__(self, call: Call) -> Sequence[torch.Tensor] | None:
         kernel, group = call.kernel, call.group
@@ -140,8 +146,10 @@ class Guard:
                 unseen(self._compare, board, ticket, call, maker)
         except CollectiveMismatchError:
             raise
-        except BaseException:  # an interrupt: possibly only some ranks have posted this call
+        except BaseException as error:  # an interrupt: possibly only some ranks have posted this call
             board.spoil()
+            if isinstance(error, BoardCutError) and (loss := self._loss()) is not None:
+                raise loss from None  # the other rank died while this one waited
             raise
         if blocks:
             call.blocked_ns += time.monotonic_ns() - began_ns  # time of waiting for slower ranks

@@ -39,6 +39,10 @@ _INTERRUPT_S = 2.0  # time within which a rank's own interrupt arrives after tha
 _WAS_CUT = "Connection closed by peer: the operations of this group were ended while ranks were compared"
 
 
+class BoardCutError(RuntimeError):
+    """The operations of the group were ended while a rank waited at the board."""
+
+
 class _Interval(ctypes.Structure):
     _fields_ = (("s", ctypes.c_long), ("ns", ctypes.c_long))
 
@@ -169,7 +173,7 @@ class MemoryBoard:
         until_s = time.monotonic() + _INTERRUPT_S
         while head := self._head[0]:
             if head == _CUT or time.monotonic() > until_s:
-                raise RuntimeError(_WAS_CUT)
+                raise BoardCutError(_WAS_CUT)
             time.sleep(_INTERRUPT_S / 200)
 
     def _wait(self, address: int, word: int, began_ns: int, rank: int) -> None:
