@@ -162,9 +162,9 @@ TABLE = [
     Case("exit()", "exit()", error=r"exit\(\) and quit\(\) do not end a rank"),
     Case("sys.exit", "import sys; sys.exit(3)", error=r"SystemExit: 3: sys.exit\(\) does not end a rank"),
     Case("breakpoint", "breakpoint()", error=r"breakpoint\(\) would stop this rank"),
-    Case("the debugger of IPython", "%debug", error="a rank has no debugger"),
-    Case("one that opens by itself", "%pdb on", error="a rank has no debugger"),
-    Case("Python's", "import pdb; pdb.run('x = 1')", error="a rank has no debugger"),
+    Case("the debugger of IPython", "%debug", error="a debugger cannot run on a rank"),
+    Case("one that opens by itself", "%pdb on", error="a debugger cannot run on a rank"),
+    Case("Python's", "import pdb; pdb.run('x = 1')", error="a debugger cannot run on a rank"),
     Case(
         "a doctest, whose runner is derived from it",
         "import builtins, doctest\n"
@@ -199,10 +199,10 @@ TABLE = [
         "argparse",
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr', required=True)\n"
         "parser.parse_args()",
-        error=r"SystemExit: 2\na rank has no command line: give the arguments with sys.argv = \['train.py', ",
+        error=r"SystemExit: 2\na rank has no command line: set sys.argv = \['train.py', ",
     ),
     *(
-        Case(f"%%{name} on a rank", f"%%{name}\n1", error=rf"RuntimeError: %%{name} belongs to the notebook")
+        Case(f"%%{name} on a rank", f"%%{name}\n1", error=rf"RuntimeError: %%{name} runs in the notebook")
         for name in ("on_all_ranks", "on_ranks", "local")
     ),
     # ---- processes and threads
@@ -253,7 +253,7 @@ TABLE = [
     Case("quiet", "print('not seen')", prefix="%%on_all_ranks --quiet\n"),
     Case("a line", "", "{all} {n}\n", prefix="%on_all_ranks world_size"),
     Case("here too", "print('both')", "{all} both\nboth\n", prefix="%%on_all_ranks --here\n"),
-    Case("no such rank", "1", error="there is no rank 9; the ranks are 0 to", prefix="%%on_ranks 9\n"),
+    Case("no such rank", "1", error="rank 9 does not exist; the ranks are 0 to", prefix="%%on_ranks 9\n"),
     Case(
         "a timeout",
         "import time\ntime.sleep(60)",

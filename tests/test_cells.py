@@ -260,7 +260,7 @@ def test_pull_small_and_large(session):
 
 
 def test_pull_names_what_cannot_be_had(session):
-    with pytest.raises(DDPNotebookError, match="ranks 0-1: there is no variable 'nowhere'"):
+    with pytest.raises(DDPNotebookError, match="ranks 0-1: undefined variable 'nowhere'"):
         session.pull("nowhere")
     session.run("import threading\nlock = threading.Lock()")
     with pytest.raises(DDPNotebookError, match=r"ranks 0-1: 'lock' \(lock\) cannot be pickled"):
@@ -282,7 +282,7 @@ def test_status_tells_of_every_rank(session):
 def test_a_failed_pull_leaves_nothing_in_the_ranks(session):
     session.run("if rank == 0: big = torch.zeros(5_000_000)")
     for _ in range(3):
-        with pytest.raises(DDPNotebookError, match="rank 1: there is no variable 'big'"):
+        with pytest.raises(DDPNotebookError, match="rank 1: undefined variable 'big'"):
             session.pull("big")
     code = "from ddp_notebook.rank.engine import RankEngine; held = RankEngine.instance()._rank.agent.bulk._held"
     session.run(code)

@@ -92,7 +92,7 @@ def test_one_rank_has_nothing_to_compare():
 
 
 def test_without_variables_versions_and_settings_are_left():
-    found = "2 ranks agree: versions, settings; there are no modules, optimizers or data" + TAIL
+    found = "2 ranks agree: versions, settings; no modules, optimizers or data were found" + TAIL
     assert repr(agreement_of({"a": 1, "_net": nn.Linear(1, 1)}, {"a": 2, "np": np})) == found
 
 

@@ -70,9 +70,9 @@ def test_files_are_found_as_a_shell_would(folder, monkeypatch, pattern, names):
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        ("none", "there is no 'none' in {}, the working directory"),
-        ("*.pt", "there is no '*.pt' in {}, the working directory"),
-        ("empty", "there are no files in 'empty' ({}/empty)"),
+        ("none", "no file matches 'none' in the working directory {}"),
+        ("*.pt", "no file matches '*.pt' in the working directory {}"),
+        ("empty", "'empty' contains no files ({}/empty)"),
     ],
 )
 def test_what_is_not_there(folder, monkeypatch, pattern, words):
@@ -154,7 +154,7 @@ def test_a_file_system_without_hard_links_takes_files_too(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b"])
 def test_no_rank_writes_beside_the_folder(name):
-    with pytest.raises(DDPNotebookError, match=r"rank 3 names .*, which leads elsewhere; nothing was fetched"):
+    with pytest.raises(DDPNotebookError, match=r"rank 3 sent the path .* outside the folder; nothing was fetched"):
         fetching._listed(3, json.dumps([["/x", name, 1, OLD, 0o644, 1, ""]]).encode())
 
 
@@ -211,8 +211,8 @@ def test_ranks_that_are_elsewhere_have_files_of_their_own(ranks, tmp_path):
     with pytest.raises(DDPNotebookError) as error:
         ranks.files.fetch("log.txt", to=tmp_path / "to")
     assert str(error.value) == (
-        f"rank 1: there is no 'log.txt' in {tmp_path}/ranks/runs/2, the working directory; nothing was fetched: name "
-        "the ranks that have it, --ranks 0"
+        f"rank 1: no file matches 'log.txt' in the working directory {tmp_path}/ranks/runs/2; nothing was fetched: "
+        "name the ranks that have it, --ranks 0"
     )
     assert [path.name for path in ranks.files.fetch("log.txt", "0", tmp_path / "to")] == ["log.txt"]
 
@@ -221,7 +221,7 @@ def test_a_file_that_is_here_is_replaced_on_demand_only(ranks, tmp_path):
     target = tmp_path / "to" / "a.txt"
     target.parent.mkdir()
     target.write_text("mine")
-    with pytest.raises(DDPNotebookError, match=r"here already: .*/to/a.txt; nothing was fetched: .* --overwrite"):
+    with pytest.raises(DDPNotebookError, match=r"existing files: .*/to/a.txt. Nothing was fetched: .* --overwrite"):
         ranks.files.fetch("**/*.txt", to=target.parent)
     assert [path.name for path in target.parent.iterdir()] == ["a.txt"] and target.read_text() == "mine"
     assert len(ranks.files.fetch("**/*.txt", to=target.parent, overwrite=True)) == 3
@@ -240,7 +240,7 @@ def test_a_large_file_comes_in_pieces(ranks, folder, tmp_path):
 def test_an_interrupt_leaves_nothing_half(ranks, folder, tmp_path):
     with open(folder / "large.bin", "wb") as file:
         file.truncate(1 << 30)
-    with pytest.raises(KeyboardInterrupt, match="interrupted: the transfer was dropped, the ranks go on"):
+    with pytest.raises(KeyboardInterrupt, match="interrupted: the transfer was dropped, and the ranks continue"):
         ranks.files.fetch("large.bin", 0, tmp_path / "to", report=lambda _: os.kill(os.getpid(), signal.SIGINT))
     assert list((tmp_path / "to").iterdir()) == []
     assert ranks.run("1 + 1", quiet=True)[0].result == "2"

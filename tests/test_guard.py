@@ -54,15 +54,15 @@ def test_a_mismatch_is_told_on_every_rank_and_the_group_stays(session, code, wor
     [
         (
             "dist.all_to_all([torch.zeros(2), torch.zeros(2)], [torch.ones(2), torch.ones(3 if rank == 0 else 2)])",
-            "rank 0 gives rank 1 4 bytes more than that one takes",
+            "rank 0 sends rank 1 4 bytes more than it receives",
         ),
         (
             "dist.all_to_all_single(torch.zeros(4, 5), torch.ones(4, 5), [2, 2], [1, 3] if rank else [2, 2])",
-            "rank 1 gives rank 0 20 bytes less than that one takes",
+            "rank 1 sends rank 0 20 bytes less than it receives",
         ),
         (
             "x = torch.ones(5 if rank else 4); dist.all_to_all_single(torch.zeros(len(x)), x)",
-            "rank 0 gives rank 1 2 bytes less than that one takes",
+            "rank 0 sends rank 1 2 bytes less than it receives",
         ),
     ],
     ids=["a list", "splits", "without splits"],
@@ -137,11 +137,11 @@ def test_what_is_legal_passes(session, code):
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("dist.send(torch.ones(1), rank + 2)", "there is no rank 2: the ranks are 0 to 1 (rank 0)"),
-        ("dist.recv(torch.ones(1), -2)", "there is no rank -2: the ranks are 0 to 1 (ranks 0-1)"),
+        ("dist.send(torch.ones(1), rank + 2)", "rank 2 does not exist: the ranks are 0 to 1 (rank 0)"),
+        ("dist.recv(torch.ones(1), -2)", "rank -2 does not exist: the ranks are 0 to 1 (ranks 0-1)"),
         (
             "dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), 5)])",
-            "there is no rank 5: the ranks are 0 to 1 (ranks 0-1)",
+            "rank 5 does not exist: the ranks are 0 to 1 (ranks 0-1)",
         ),
     ],
 )
@@ -161,14 +161,18 @@ def test_a_message_to_a_missing_rank_is_an_immediate_error(session, code, words)
     ],
 )
 def test_a_single_tensor_as_gather_output_is_an_error(session, code):
-    with pytest.raises(RankError, match=r"gather would fill one tensor for 2 ranks.*write \[torch.zeros\(2\) for _ in"):
+    with pytest.raises(
+        RankError, match=r"gather needs a separate tensor for each rank, but 2 share.*write \[torch.zeros\(2\) for _ in"
+    ):
         session.run(code, timeout_s=20)
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout_s=20)[0].result == "2"
     assert session.run("dist.all_gather([torch.zeros(0)] * 2, torch.zeros(0))", timeout_s=20).ok, "which holds nothing"
 
 
 def test_of_an_async_operation_its_wait_tells(session):
-    with pytest.raises(RankError, match=r"all_reduce\(MAX, float32\[4\]\) is not what another rank calls there"):
+    with pytest.raises(
+        RankError, match=r"all_reduce\(MAX, float32\[4\]\) differs from the collective that another rank calls"
+    ):
         session.run(
             "dist.all_reduce(torch.ones(4), list((dist.ReduceOp.SUM, dist.ReduceOp.MAX))[rank], async_op=True).wait()"
         )
@@ -176,7 +180,7 @@ def test_of_an_async_operation_its_wait_tells(session):
 
 
 def test_where_only_some_wait_all_are_told(session):
-    with pytest.raises(RankError, match="is not what another rank calls there"):
+    with pytest.raises(RankError, match="differs from the collective that another rank calls"):
         session.run("w = dist.all_reduce(torch.ones(4 + rank), async_op=rank == 0)\nif w: w.wait()", timeout_s=20)
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout_s=20)[0].result == "2"
 
@@ -221,7 +225,7 @@ def test_a_model_in_ddp_that_one_rank_evaluates_alone_is_told(session, code, wor
     )
     with pytest.raises(RankError, match=words) as caught:
         session.run(code, timeout_s=20)
-    assert "; what one rank is to compute alone, model.module(x) does (ranks 0-1)" in str(caught.value)
+    assert "; to compute on one rank alone, call model.module(x) (ranks 0-1)" in str(caught.value)
     right = code.replace("model(torch.randn(8, 4))\n", "model.module(torch.randn(8, 4))\n")
     right = right.replace("torch.no_grad(): model(", "torch.no_grad(): model.module(")
     assert session.run(right, timeout_s=20).ok and "module" in right
@@ -340,7 +344,7 @@ said, int(x)
     for rank in (0, 1):
         said = result[rank].result
         assert "rank 0 calls all_reduce(SUM, float32[2]); rank 1 calls all_reduce(SUM, float32[3])" in said
-        assert "rank 0 gives rank 1 4 bytes more than that one takes" in said
+        assert "rank 0 sends rank 1 4 bytes more than it receives" in said
         assert said.endswith("2)")
 
 

@@ -14,23 +14,31 @@ from ddp_notebook.rank.group.guard.messages import Messages, Posted
 
 _REDUCES = "x = torch.ones(1); dist.all_reduce(x); int(x)"
 _MESSAGES = {  # message of rank 0, receive of rank 1
-    "longer": ("torch.arange(8.)", "torch.full((4,), 7.)", "8 float32 (32 bytes), rank 1 takes 4 float32 (16 bytes)"),
-    "shorter": ("torch.arange(4.)", "torch.full((8,), 7.)", "4 float32 (16 bytes), rank 1 takes 8 float32 (32 bytes)"),
+    "longer": (
+        "torch.arange(8.)",
+        "torch.full((4,), 7.)",
+        "8 float32 (32 bytes), rank 1 receives 4 float32 (16 bytes)",
+    ),
+    "shorter": (
+        "torch.arange(4.)",
+        "torch.full((8,), 7.)",
+        "4 float32 (16 bytes), rank 1 receives 8 float32 (32 bytes)",
+    ),
     "type": (
         "torch.arange(8.)",
         "torch.full((4,), 7., dtype=torch.float64)",
-        "8 float32 (32 bytes), rank 1 takes 4 float64 (32 bytes)",
+        "8 float32 (32 bytes), rank 1 receives 4 float64 (32 bytes)",
     ),
     "type of the same size": (
         "torch.ones(4, dtype=torch.uint16)",
         "torch.full((4,), 7, dtype=torch.int16)",
-        "4 uint16 (8 bytes), rank 1 takes 4 int16 (8 bytes)",
+        "4 uint16 (8 bytes), rank 1 receives 4 int16 (8 bytes)",
     ),
-    "empty": ("torch.ones(0)", "torch.full((2,), 7.)", "0 float32 (0 bytes), rank 1 takes 2 float32 (8 bytes)"),
+    "empty": ("torch.ones(0)", "torch.full((2,), 7.)", "0 float32 (0 bytes), rank 1 receives 2 float32 (8 bytes)"),
     "large": (
         "torch.ones(1 << 20)",
         "torch.full((1,), 7, dtype=torch.int64)",
-        "1048576 float32 (4194304 bytes), rank 1 takes 1 int64 (8 bytes)",
+        "1048576 float32 (4194304 bytes), rank 1 receives 1 int64 (8 bytes)",
     ),
 }
 _ORDERS = {
@@ -76,7 +84,7 @@ def test_both_ranks_are_told_and_keep_their_tensors(session, kind, way):
     message = str(caught.value)
     assert (
         message.startswith("MessageMismatchError: message #")
-        and f"with tag 3 does not fit: rank 0 sends {words}" in message
+        and f"with tag 3 does not match: rank 0 sends {words}" in message
     )
     assert message.endswith("No tensor was changed, and the group can be used (ranks 0-1)")
     shown = "\n".join(caught.value._render_traceback_())
@@ -89,7 +97,7 @@ def test_both_ranks_are_told_and_keep_their_tensors(session, kind, way):
 def test_in_a_group_its_name_and_the_sessions_ranks_are_told(session):
     session.run("pair = dist.new_group([0, 1], group_desc='pair')")
     with pytest.raises(
-        RankError, match=r"from rank 1 to rank 0 in group pair does not fit: rank 1 sends 1 bool \(1 bytes\)"
+        RankError, match=r"from rank 1 to rank 0 in group pair does not match: rank 1 sends 1 bool \(1 bytes\)"
     ):
         session.run(
             "one = torch.ones(1, dtype=torch.bool if rank else torch.float32)\n"
@@ -164,12 +172,12 @@ def test_what_is_legal_passes(session, code):
 )
 def test_a_receive_from_any_rank_is_told_when_it_has_come(session, taken, words):
     with pytest.raises(
-        RankError, match=rf"from rank 0 to rank 1 with tag 7 does not fit: .* 2 float32 .* {words} .*src="
+        RankError, match=rf"from rank 0 to rank 1 with tag 7 does not match: .* 2 float32 .* {words} .*src="
     ):
         session.run(f"dist.send(torch.ones(2), 1, tag=7) if rank == 0 else dist.recv({taken}, tag=7)", timeout_s=20)
     code = "t = torch.ones(3); dist.send(t, 1, tag=7) if rank == 0 else dist.recv(t, {}, tag=7)"
     assert session.run(code.format("None"), timeout_s=20).ok and session.run(code.format("0"), timeout_s=20).ok
-    with pytest.raises(RankError, match="does not fit"):
+    with pytest.raises(RankError, match="does not match"):
         session.run(f"dist.send(torch.ones(2), 1, tag=7) if rank == 0 else dist.recv({taken}, 0, tag=7)", timeout_s=20)
     assert session.run(_REDUCES, timeout_s=20)[0].result == "2"
 
@@ -191,7 +199,7 @@ def test_one_of_very_many_under_way_is_told(session, first):
     code += (
         "for k, work in enumerate(works):\n"
         "    try: work.wait()\n"
-        "    except RuntimeError as error: told.append((k, 'does not fit' in str(error)))\n"
+        "    except RuntimeError as error: told.append((k, 'does not match' in str(error)))\n"
         "told, [k for k, t in enumerate(ts) if rank and (t != k).any()]"
     )
     result = session.run(code, timeout_s=30)
@@ -234,7 +242,7 @@ def wait(one, told):
         work.wait()
         assert (t == number).all()
     except RuntimeError as error:
-        assert "does not fit" in str(error), error
+        assert "does not match" in str(error), error
         told.append(number)
 """)
     result = session.run(
@@ -308,7 +316,7 @@ def test_a_mismatch_seen_by_one_side_is_later_seen_by_the_other(who_looks):
         late, posted = sender, sent
         for _ in range(1000):
             _posted(receiver, "recv", 1, 2)
-    assert "message #1 from rank 0 to rank 1 does not fit: rank 0 sends 3 float32" in _compared(late, posted)
+    assert "message #1 from rank 0 to rank 1 does not match: rank 0 sends 3 float32" in _compared(late, posted)
 
 
 def test_a_receive_during_a_receive_from_any_ends_tag_counting():

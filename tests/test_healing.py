@@ -193,13 +193,13 @@ def test_named_variables_only_and_afterwards(session):
     session.run("a, b = 1, 2")
     kill(session, 2)
     session.ranks.heal()
-    with pytest.raises(UsageError, match="copied from which rank"):
+    with pytest.raises(UsageError, match="--from RANK must come before"):
         session.ranks.heal(names=["a"])
-    with pytest.raises(UsageError, match="rank 2 is new itself"):
+    with pytest.raises(UsageError, match="rank 2 is new and has no variables"):
         session.ranks.heal(2)
-    with pytest.raises(UsageError, match="there is no rank 7"):
+    with pytest.raises(UsageError, match="rank 7 does not exist"):
         session.ranks.heal(7)
-    with pytest.raises(DDPNotebookError, match="rank 0: there is no variable 'nothing'"):
+    with pytest.raises(DDPNotebookError, match="rank 0: undefined variable 'nothing'"):
         session.ranks.heal(0, ["nothing"])
     assert session.ranks.heal(0, ["a"]) == ["1 variable of rank 0 copied to rank 2: a"]
     result = session.run("[name for name in ('a', 'b') if name in globals()]")
@@ -208,7 +208,7 @@ def test_named_variables_only_and_afterwards(session):
 
 def test_heal_refuses_an_unknown_name_before_any_change(session):
     kill(session, 1)
-    with pytest.raises(DDPNotebookError, match=r"^rank 0: there is no variable 'nosuch'$"):
+    with pytest.raises(DDPNotebookError, match=r"^rank 0: undefined variable 'nosuch'$"):
         session.ranks.heal(0, ["nosuch"])
     assert "rank 1 died" in repr(session) or "1 died" in repr(session)
     assert session.ranks.heal()[0].startswith("rank 1 was replaced")
@@ -403,7 +403,7 @@ def test_a_press_while_the_group_forms(session, monkeypatch):
 
     with monkeypatch.context() as patch:
         press_after(patch, Members, "call_to_form")
-        with pytest.raises(KeyboardInterrupt, match=r"^the forming of the group was interrupted: the next cell begins"):
+        with pytest.raises(KeyboardInterrupt, match=r"^interrupted while the group was formed: the next cell forms"):
             session.ranks.reform()
         with pytest.raises(KeyboardInterrupt, match=r"^interrupted while the group was formed again: the cell was not"):
             session.run(SUM)

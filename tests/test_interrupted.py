@@ -218,7 +218,7 @@ def test_an_interrupted_wait_for_a_job_shows_one_line(notebook, line):
     notebook.interrupt()
     reply = notebook.finish(message, 10)
 
-    assert reply.evalue.startswith("interrupted: the job goes on"), reply
+    assert reply.evalue.startswith("interrupted: the job continues"), reply
     assert "\n" not in reply.traceback and len(reply.traceback) < 200, reply.traceback
     assert notebook.run("print(job.done()); job.cancel()").stdout == "False\n"
 

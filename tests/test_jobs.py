@@ -130,8 +130,8 @@ def test_a_stop_of_a_local_cell_or_of_a_wait_keeps_the_job(ranks):
     job = Job(ranks, "time.sleep(2)\nprint('whole')")
     for code, words in (
         ("import time\nprint('there')\ntime.sleep(60)", ""),
-        ("print('there')\n%ddp_wait", f"interrupted: job {job.number} goes on"),
-        ("print('there')\nsession['kept']", f"interrupted: nothing was read, and job {job.number} goes on"),
+        ("print('there')\n%ddp_wait", f"interrupted: job {job.number} continues"),
+        ("print('there')\nsession['kept']", f"interrupted: nothing was read, and job {job.number} continues"),
     ):
         message = ranks.client.execute(code, stop_on_error=False)
         ranks.wait_for_text("there")
@@ -214,7 +214,7 @@ def test_what_cannot_be_is_said(ranks):
     for code, words in [
         ("%%on_all_ranks --background --here\n1", "--background does not wait for them"),
         ("%%on_ranks 5 --background\n1", "5"),
-        ("%ddp_wait 700", "there is no job 700: there are jobs"),
+        ("%ddp_wait 700", "job 700 does not exist; known: job"),
         ("%ddp_wait one", "N must be a job number, got 'one'"),
         ("%ddp_cancel", "cancel which job? %ddp_jobs lists them"),
         ("%ddp_jobs 1", "%ddp_jobs takes no '1'"),

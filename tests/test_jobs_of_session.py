@@ -48,7 +48,7 @@ def test_mistakes_are_told_at_once_and_not_by_the_job(session):
         session.submit("1", ranks=7)
     with pytest.raises(UsageError, match="timeout must be a positive number of seconds"):
         session.submit("1", timeout_s=0)
-    with pytest.raises(UsageError, match=r"there is no job 99999: there (are|is) "):
+    with pytest.raises(UsageError, match=r"job 99999 does not exist; "):
         session.jobs[99999]
 
 

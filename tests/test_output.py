@@ -439,7 +439,7 @@ def test_errors_of_notebook_magics_name_their_place_under_auto(ranks):
     try:
         assert "[0-2] rank of 3\n" in ranks.run("%%time\nprint('rank of', world_size)").stdout
         reply = ranks.run("x = 5\n%ddp_push x")
-        assert "%ddp_push belongs to the notebook" in reply.evalue
+        assert "%ddp_push runs in the notebook" in reply.evalue
         assert "---> 3 1 / 0" in ranks.run("\n\n1 / 0").traceback
         assert ranks.run("%%local\nnosuchname").evalue == "the cell failed in the notebook: see the error above"
     finally:

@@ -90,8 +90,11 @@ def test_pull_reads_only_copyable_values_from_a_running_job(prepared, capsys):
 def test_a_model_in_ddp_is_refused_at_once_during_a_job(prepared):
     prepared.run("wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))", quiet=True)
     with job(prepared, "train(10_000, 0.01)") as running:
-        remedy = f"when job {running.number} has ended: %on_all_ranks inner = wrapped.module, then %ddp_pull inner"
-        with pytest.raises(DDPNotebookError, match=rf"^'wrapped' \(DistributedDataParallel\) cannot .* {remedy}$"):
+        remedy = "pull its inner model: %on_all_ranks inner = wrapped.module, then %ddp_pull inner"
+        with pytest.raises(
+            DDPNotebookError,
+            match=rf"^'wrapped' \(DistributedDataParallel\) cannot .* job {running.number} has ended, {remedy}$",
+        ):
             prepared.pull("wrapped")
         assert not running.done()
 
@@ -155,10 +158,10 @@ def test_an_expression_that_fails_fails_alone(prepared):
             prepared.peek("nothing + 1")
         with pytest.raises(DDPNotebookError, match="SyntaxError"):
             prepared.peek("history[")
-        with pytest.raises(DDPNotebookError, match="there is no variable 'nothing'"):
+        with pytest.raises(DDPNotebookError, match="undefined variable 'nothing'"):
             prepared.pull("nothing")
         assert not running.done()
-    with pytest.raises(UsageError, match="needs an expression"):
+    with pytest.raises(UsageError, match="needs a Python expression"):
         prepared.peek(" ")
 
 

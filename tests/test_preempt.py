@@ -48,8 +48,8 @@ def test_a_signal_to_the_kernel(undisturbed, make_kernel, make_session_alone, tm
 
     reply = kernel.finish(cell)
 
-    assert reply.status == "error" and "PreemptedError: the machine is about to be taken away" in reply.evalue
-    [step] = re.findall(rf"saved what they had before step (\d+): {re.escape(folder)}/step-\1", reply.evalue)
+    assert reply.status == "error" and "PreemptedError: the machine will be preempted" in reply.evalue
+    [step] = re.findall(rf"saved their state before step (\d+) to {re.escape(folder)}/step-\1", reply.evalue)
     assert 8 <= int(step) < 20 and f"steps=20, resume='{folder}'" in reply.evalue
     assert kernel.run("%on_all_ranks len(losses)").stdout.strip() == f"[0-1] {step}"  # the kernel can still run cells
     saved = kernel.run("%on_all_ranks ' '.join(float(p.sum()).hex() for p in model.parameters())").stdout
@@ -77,7 +77,7 @@ def test_a_file_in_the_folder_and_other_ranks_then(make_session_alone, tmp_path,
     session = make_session_alone(2, on_preempt=str(tmp_path))
     session.run(SETUP, quiet=True)
     (tmp_path / "preempt").touch()
-    with pytest.raises(RankError, match=r"saved what they had before step \d+"):
+    with pytest.raises(RankError, match=r"saved their state before step \d+"):
         session.run(LOOP.format(folder=str(tmp_path), pause=1), timeout_s=60)
     assert "survive: nothing was saved in" in capsys.readouterr().err
     step = int(session.run("len(losses)", quiet=True)[0].result)

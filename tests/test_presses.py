@@ -30,7 +30,7 @@ def test_an_interrupt_at_the_start_of_a_turn_is_not_lost():
             return super().wait(timeout)
 
     place.wait_is_over = Wait()
-    with pytest.raises(KeyboardInterrupt, match="interrupted while it waited"), place:
+    with pytest.raises(KeyboardInterrupt, match="interrupted while waiting"), place:
         pass
     with turn.if_free() as is_free:
         assert is_free

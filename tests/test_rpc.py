@@ -113,7 +113,7 @@ def test_references_gradients_and_names_last_from_cell_to_cell(session):
         == ["(3, 3)"] * 2
     )
     again = said(session, INIT + CALL)[1]
-    over = "; what an earlier cell has not shut down is over\n2"
+    over = "; RPC of an earlier cell without rpc.shutdown() has ended\n2"
     assert again == line.strip() + over, "a cell that failed is run again"
 
 
@@ -166,7 +166,7 @@ def test_a_shutdown_that_a_worker_does_not_join_names_it(session):
 def test_a_worker_that_dies_and_its_successor(session):
     session.run(INIT + "held = rpc.remote(other, Counter)\nheld.to_here()")
     with pytest.raises(
-        (RankError, RankDiedError), match=r"worker1 \(rank 1\) has ended before it answered die: %ddp_h"
+        (RankError, RankDiedError), match=r"worker1 \(rank 1\) ended before it answered die: run %ddp_h"
     ):
         session.run("if rank == 0: rpc.rpc_sync(other, die)")
     with pytest.raises(RankError, match=r"RankLostError: rank 1 died.*%ddp_heal replaces it"):
@@ -211,7 +211,7 @@ def test_a_shutdown_ends_after_references_that_failed(session):
     session.run("rpc.shutdown()", timeout_s=5)
     session.run(INIT + CALL)
     # The error if the callee ended before torch noted the reference.
-    lost = r"the value of this reference was on worker1 \(rank 1\)|worker1 \(rank 1\) has ended before it answered die"
+    lost = r"the value of this reference was on worker1 \(rank 1\)|worker1 \(rank 1\) ended before it answered die"
     with pytest.raises(RankError, match=lost):
         session.run("if rank == 0: rpc.remote(other, die).to_here()", timeout_s=10)
     session.ranks.heal()
@@ -231,7 +231,7 @@ def test_a_callee_that_ends_as_it_is_called_is_named():
     call = Sent()
     call.function, call.worker = "die", 7
     cut = RuntimeError("EOF: end of file (this error originated at tensorpipe/transport/uv/connection_impl.cc:132)")
-    assert "worker1 (rank 1) has ended before it answered die" in str(losses.explain_call(call, cut))
+    assert "worker1 (rank 1) ended before it answered die" in str(losses.explain_call(call, cut))
     assert losses.is_lost(7)
     assert losses.explain_call(call, RuntimeError("a value of the user's")) is None
     assert losses.explain_call(call, KeyboardInterrupt()) is None
@@ -267,21 +267,24 @@ def test_a_lost_reference_is_not_sent_to_others(make_session):
         ),
         (
             INIT + "import threading\ndef lock(): return threading.Lock()\nrpc.rpc_sync(other, lock)",
-            "what a call returns cannot be sent, lock: .*; call it by rpc.remote",
+            "the result of the call, a lock, cannot be sent: .*; call rpc.remote",
         ),
         (
             INIT + "if rank == 0: rpc.remote(other, Counter).local_value()",
             "the value of this reference is on worker1 (rank 1): copy it with to_here()",
         ),
         ("rpc.rpc_sync('worker0', add, args=(1, 2))", "RPC has not been initialized"),
-        (INIT + "rpc.rpc_sync('nobody', add, args=(1, 2))", "no worker is called 'nobody': they are worker0, worker1"),
+        (
+            INIT + "rpc.rpc_sync('nobody', add, args=(1, 2))",
+            "no worker is named 'nobody': the workers are worker0, worker1",
+        ),
         (
             INIT + "rpc.rpc_sync(other, add, args=3)",
-            "args is a tuple of what the function gets, such as args=(3,), not 3",
+            "args must be a tuple of arguments, such as args=(3,), got 3",
         ),
-        (INIT + INIT, "RPC is initialized already, as 'worker0': call rpc.shutdown"),
+        (INIT + INIT, "RPC is already initialized, as 'worker0': call rpc.shutdown"),
         ("rpc.init_rpc('w', rank=rank, world_size=2)", "rank 0 and rank 1 are both named 'w'"),
-        ("rpc.init_rpc('w', rank=2, world_size=2)", "rank=2, but of 2 workers the ranks are 0 to 1"),
+        ("rpc.init_rpc('w', rank=2, world_size=2)", "rank must be 0 to 1 with 2 workers, got 2"),
         ("rpc.init_rpc(b'w', rank=rank, world_size=2)", "Argument b'w' must be of type <class 'str'> but got type"),
         ("rpc.init_rpc(f'w{rank}')", "init_rpc needs a rank from 0 to 65535, got -1: pass rank=rank"),
         (
@@ -318,7 +321,7 @@ def test_a_function_never_runs_in_its_old_version(session):
         session.run(f"if rank == 0: {call}")
     with pytest.raises(RankError, match="rank 1 has no mine"):
         session.run("if rank == 0:\n    def mine(): ...\n    rpc.rpc_sync(other, mine)")
-    with pytest.raises(RankError, match="<lambda> has no name by which the other rank could find it"):
+    with pytest.raises(RankError, match="the other rank cannot find <lambda> by its name"):
         session.run("rpc.rpc_sync(other, lambda: 1)")
     assert said(session, "rpc.rpc_sync(other, add, args=(1, 2))") == ["3", "3"]
 
@@ -397,7 +400,7 @@ def test_the_caller_gets_the_full_error_with_the_worker_name(session):
     result = failed.value.result
     assert result is not None
     assert "On worker1 (rank 1):" in result[0].error and "return a / b" in result[0].error
-    told = "divide failed, and its caller is told: ZeroDivisionError('division by zero')\n"
+    told = "divide failed, and its caller gets the error: ZeroDivisionError('division by zero')\n"
     assert (result[1].stderr, result[1].stdout, result[1].status) == (told, "", "ok")
     caught = "try: rpc.remote(other, divide, args=(1, 0)).to_here()\nexcept ZeroDivisionError as error: print('caught')"
     assert said(session, caught) == ["caught"] * 2

@@ -167,7 +167,7 @@ else:
         print(error)
 """
     first, second = session.run(code, timeout_s=30)[1].stdout.splitlines()
-    assert first == "b'genuine'" and "in the place of rank 0 did not come from this session" in second
+    assert first == "b'genuine'" and "data expected from rank 0 did not come from this session" in second
 
 
 def test_the_stop_button(session):
@@ -187,8 +187,8 @@ def test_the_stop_button(session):
         ("model, steps=3", "survive() needs the optimizer"),
         ("optimizer, steps=3", "survive() needs the model whose parameters Adam updates"),
         ("model, optimizer, steps=-1", "steps must be an integer of at least 0, got -1"),
-        ("model, optimizer, loader, sampler, steps=3", "takes one loader or sampler, whose batches steps get, not 2"),
-        ("model, optimizer, object(), steps=3", "survive() cannot put back a object"),
+        ("model, optimizer, loader, sampler, steps=3", "takes one loader or sampler for the batches, got 2"),
+        ("model, optimizer, object(), steps=3", "survive() cannot restore a object"),
         ("model, optimizer, steps=3, on_loss='wait'", 'on_loss must be "replace" or "shrink", got \'wait\''),
     ],
 )
@@ -201,7 +201,7 @@ def test_what_cannot_be(session, arguments, words):
 def test_a_cell_that_does_not_run_on_all_ranks(session):
     """After a death a cell runs on the remaining ranks. The loop would wait for the missing rank without end."""
     session.run(SETUP, quiet=True)
-    words = "survive() needs all 2 ranks, and this cell does not run on rank 1; %ddp_heal replaces dead ranks"
+    words = "survive() needs all 2 ranks, but this cell does not run on rank 1; %ddp_heal replaces dead ranks"
     with pytest.raises(RankError, match=re.escape(words)):
         session.run("for step in ddp_notebook.survive(model, optimizer, steps=3): pass", ranks="0", timeout_s=20)
 

@@ -134,8 +134,8 @@ def test_another_backend_ends_no_other_groups(session):
     with pytest.raises(RankError) as caught:
         session.run("dist.init_process_group('own')")
     assert str(caught.value) == (
-        "ValueError: backend='own', but the session's group exists with backend='gloo'; call "
-        "dist.destroy_process_group() before, which ends all groups of this rank, or leave the argument out (ranks 0-1)"
+        "ValueError: backend='own' differs from the session's group, whose backend is 'gloo'; leave the argument out, "
+        "or call dist.destroy_process_group() first, which ends all groups of this rank (ranks 0-1)"
     )
     assert texts(session, "x = torch.ones(1); dist.all_reduce(x, group=pair); print(x)") == ["tensor([2.])"] * 2
     session.run("dist.destroy_process_group(pair)")
@@ -182,7 +182,7 @@ def test_another_size_is_an_error_that_says_what_there_is(session, prepare):
     with pytest.raises(RankError) as caught:
         session.run(prepare + "dist.init_process_group('gloo', rank=rank, world_size=4)")
     assert str(caught.value) == (
-        "ValueError: world_size=4, but the session has 2 ranks; run with world_size=2, or have 4 ranks: %ddp_resize 4 "
+        "ValueError: world_size must be 2, as in the session, got 4. %ddp_resize 4 changes the session to 4 ranks "
         "(ranks 0-1)"
     )
 
@@ -192,8 +192,8 @@ def test_a_smaller_world_size_is_an_error_that_names_new_group(session):
     with pytest.raises(RankError) as caught:
         session.run("if rank == 0: dist.init_process_group('gloo', rank=rank, world_size=1)")
     assert str(caught.value) == (
-        "ValueError: world_size=1, but the session has 2 ranks; for a group of 1 of them call dist.new_group([0]) on "
-        "all ranks and pass it on; run with world_size=2, or have 1 rank: %ddp_resize 1 "
+        "ValueError: world_size must be 2, as in the session, got 1. For a group of 1 of them, call dist.new_group([0])"
+        " on all ranks and pass it on. %ddp_resize 1 changes the session to 1 rank "
         "(rank 0); succeeded: rank 1"
     )
 
@@ -202,7 +202,7 @@ def test_another_rank_is_an_error(session):
     with pytest.raises(RankError) as caught:
         session.run("dist.init_process_group('gloo', rank=0, world_size=2)")
     assert str(caught.value) == (
-        "ValueError: rank=0, but this is rank 1 of 2; leave rank out, the session knows it (rank 1); succeeded: rank 0"
+        "ValueError: rank must be 1 on this rank of 2, got 0: leave the argument out (rank 1); succeeded: rank 0"
     )
 
 

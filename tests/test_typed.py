@@ -144,7 +144,7 @@ def test_the_exit_status_of_a_script(ranks, tmp_path):
     (tmp_path / "takes.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()")
     reply = ranks.run(f"%%on_all_ranks\n%run {tmp_path}/leaves.py {{rank}}\nprint('goes on')")
     assert reply.ename == "RankError" and reply.stdout == "[0] goes on\n"
-    assert "SystemExit: 1: the script has ended itself with this exit status" in reply.evalue
+    assert "SystemExit: 1: the script exited with this status" in reply.evalue
     reply = ranks.run(f"%%on_all_ranks\n%run -e {tmp_path}/leaves.py {{rank}}\nprint('goes on')")
     assert (reply.status, reply.stdout) == ("ok", "[0-1] goes on\n")
     reply = ranks.run(f"%%on_all_ranks\n%run {tmp_path}/takes.py --epochs 3")

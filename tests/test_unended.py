@@ -63,7 +63,7 @@ def test_the_others_can_be_used_until_it_is_ended_without_loss(session, capsys):
         ):
             refused()
     for refused in (session.ranks.heal, session.ranks.reform):
-        with pytest.raises(SessionBrokenError, match=r"not ended on rank 1 .*or end it there with %ddp_interrupt"):
+        with pytest.raises(SessionBrokenError, match=r"not ended on rank 1 .*or end it with %ddp_interrupt"):
             refused()
 
     assert session.run("print('works'); kept", ranks=[0, 2])[2].result == "2"
@@ -134,7 +134,7 @@ def test_a_cell_of_another_thread(session):
     wait_until(lambda: session._cells.watched is not None)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
-    told = rf"^interrupted while it waited for job {future.number} to end: nothing was done. %ddp_cancel ends it"
+    told = rf"^interrupted while waiting for job {future.number} to end: nothing was done. %ddp_cancel ends it"
     with pytest.raises(KeyboardInterrupt, match=told):
         session.run("done = True")
     assert time.monotonic() - began < 1.3

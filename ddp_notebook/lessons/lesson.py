@@ -90,5 +90,5 @@ def guess_of(guess: str | EllipsisType, choices: Sequence[str]) -> str | None:
     if isinstance(guess, EllipsisType):
         return None
     if (found := next((one for one in choices if one.lower() == str(guess).strip().lower()), None)) is None:
-        raise UsageError(f"{guess!r} is none of the choices: {', '.join(map(repr, choices))}")
+        raise UsageError(f"the guess must be one of {', '.join(map(repr, choices))}, got {guess!r}")
     return found

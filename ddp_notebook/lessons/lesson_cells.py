@@ -26,7 +26,7 @@ def running(session: Session | None = None) -> Session:
     if found is None:
         raise NoSessionError()
     if found.world_size < 2:
-        raise DDPNotebookError("a lesson needs at least 2 ranks: %ddp_start 4")
+        raise DDPNotebookError(f"a lesson needs at least 2 ranks, got {found.world_size}: %ddp_resize 4 adds ranks")
     return found
 
 

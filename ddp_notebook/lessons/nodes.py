@@ -31,7 +31,7 @@ def places(nodes: int = 2, per_node: int = 4) -> Picture:
 
     world_size = nodes * per_node
     if nodes < 1 or per_node < 1 or world_size > _MOST:
-        raise UsageError(f"nodes({nodes}) * per_node({per_node}) = {world_size} processes; draw 1 to {_MOST}")
+        raise UsageError(f"nodes * per_node must be 1 to {_MOST}, got {nodes} * {per_node} = {world_size}")
     figure = Picture(figsize=(min(1.0 + 0.9 * per_node, 9), 0.5 + 1.15 * nodes), layout="constrained")
     figure.patch.set_alpha(0)
     axes = figure.subplots()

@@ -66,7 +66,9 @@ class Clock:
             ValueError: the answer arrived before the request was sent.
         """
         if received_ns < sent_ns:
-            raise ValueError(f"an answer of rank {rank} came at {received_ns} ns, before its question at {sent_ns} ns")
+            raise ValueError(
+                f"the reply of rank {rank} arrived at {received_ns} ns, before its request was sent at {sent_ns} ns"
+            )
         middle_ns = (sent_ns + received_ns) // 2
         sample = Sample(rank_ns, rank_ns - middle_ns, -(-(received_ns - sent_ns) // 2))
         with self._lock:

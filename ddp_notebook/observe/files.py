@@ -47,13 +47,13 @@ def load(path: str | os.PathLike[str]) -> Recording:
     if path.is_dir():
         files = sorted(path.glob(_OF_RANKS))
         if not files:
-            raise RecordingError(f"{path} holds no recording: no file in it is named {_OF_RANKS}")
+            raise RecordingError(f"{path} contains no recording: no file in it matches {_OF_RANKS}")
         return _of_ranks(files)
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):  # the name may be anything, because the caller of `Recording.save` selects it
             if path.suffix == Path(_OF_RANKS).suffix:
                 return _of_ranks([path])
-            raise RecordingError(f"{path} is not a recording: Recording.save() writes zip files, and this is not one")
+            raise RecordingError(f"{path} is not a recording: it is not a zip file as written by Recording.save()")
         try:
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
@@ -61,7 +61,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
         except WrongFileError as error:
             raise RecordingError(f"{path} {error}") from None
         except Exception as error:  # zipfile and NumPy raise many kinds of errors, even tokenizer errors
-            raise RecordingError(f"{path} is a damaged recording, or none at all: {error}") from error
+            raise RecordingError(f"{path} is damaged or not a recording: {error}") from error
 
 
 def _of_ranks(files: list[Path]) -> Recording:
@@ -70,12 +70,12 @@ def _of_ranks(files: list[Path]) -> Recording:
         try:
             batches.append(list(decode_all(file.read_bytes())))
         except CodecError as error:
-            raise RecordingError(f"{file} is not a rank's recording, or is damaged: {error}") from error
+            raise RecordingError(f"{file} is damaged or not the recording of a rank: {error}") from error
     files_of = Counter(one[0].rank for one in batches if one)
     if (most := max(files_of.values(), default=0)) > 1:
         warnings.warn(
-            f"{files[0].parent} holds up to {most} files of one rank, which was started again, or these are several "
-            "runs: all are read as one; give each run a directory of its own",
+            f"{files[0].parent} contains up to {most} files per rank, from a restarted rank or from several runs. All "
+            "are read as one run; use a separate directory for each run",
             stacklevel=4,  # the caller of `ddp_notebook.load`
         )
     counts: Counter[str] = Counter()

@@ -95,7 +95,7 @@ class Observer:
                 if number % _BATCHES_AT_ONCE == 0:
                     self._intake.flush()
         except Exception:
-            _log.exception("what was recorded earlier could not be read to its end")
+            _log.exception("earlier recorded data could not be read completely")
         with self._order:
             behind, self._behind = self._behind or deque(), None
             for rank, data in behind:

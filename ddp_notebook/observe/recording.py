@@ -88,7 +88,7 @@ class Recording(RecordedTables):
             number = self.store.texts.find(op)
             if number is None and op not in OPERATIONS:
                 near = difflib.get_close_matches(op, OPERATIONS) or OPERATIONS
-                raise UsageError(f"there is no operation {op!r}; there is {', '.join(near)}")
+                raise UsageError(f"op must be an operation such as {', '.join(near)}, got {op!r}")
             chosen &= rows["op"] == number if number is not None else False
         if group is not None:
             numbers = [one for one in np.unique(rows["group"]).tolist() if self._is_group(one, group)]
@@ -361,7 +361,7 @@ class Recording(RecordedTables):
         ranks: list[int] = np.atleast_1d(rank).tolist()
         for one in ranks:
             if not 0 <= one < self.world_size:
-                raise UsageError(f"there is no rank {one}; the ranks are 0 to {self.world_size - 1}")
+                raise UsageError(f"rank {one} does not exist; the ranks are 0 to {self.world_size - 1}")
         return ranks
 
 

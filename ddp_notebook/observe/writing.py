@@ -19,12 +19,12 @@ def in_a_folder(path: str | os.PathLike[str]) -> Path:
         UsageError: the folder does not exist, or the file name is invalid.
     """
     if not isinstance(given := os.fspath(path) if isinstance(path, os.PathLike) else path, str):
-        raise UsageError(f"a file is named by text or a path, got {path!r:.60}")
+        raise UsageError(f"path must be text or a path, got {path!r:.60}")
     path = Path(given).expanduser()
     if not path.name or "\0" in given:
-        raise UsageError(f"no file can be named {given!r}; write a name such as run.npz")
+        raise UsageError(f"path must end in a valid file name such as run.npz, got {given!r}")
     if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {str(path.parent)!r} to write {path.name} to; make it first")
+        raise UsageError(f"the folder {str(path.parent)!r} for {path.name} does not exist; create it first")
     return path
 
 

@@ -143,7 +143,7 @@ class Faults:
         if fault is None:
             return
         if fault.kind == "raise":
-            raise InjectedFaultError(f"rank {os.environ.get('RANK', '?')} fails, as %ddp_fault has asked for")
+            raise InjectedFaultError(f"rank {os.environ.get('RANK', '?')} fails: %ddp_fault injected this error")
         while True:  # until a stop raises here or a grace period ends
             time.sleep(_LOOK_S)
 

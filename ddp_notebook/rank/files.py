@@ -44,9 +44,9 @@ def find(pattern: str) -> list[Entry]:
     found = {path: _entry(path, base) for match in matches for path in _files(os.path.abspath(match))}
     entries = [entry for entry in found.values() if entry is not None]
     if not matches:
-        raise CannotFetchError(f"there is no {pattern!r} in {os.getcwd()}, the working directory")
+        raise CannotFetchError(f"no file matches {pattern!r} in the working directory {os.getcwd()}")
     if not entries:
-        raise CannotFetchError(f"there are no files in {pattern!r} ({os.path.abspath(matches[0])})")
+        raise CannotFetchError(f"{pattern!r} contains no files ({os.path.abspath(matches[0])})")
     return entries
 
 

@@ -40,7 +40,7 @@ def check_startable(count: int) -> None:
             thread.start()
             started.append(thread)
     except RuntimeError as error:
-        raise RuntimeError(f"{error}: {len(started)} of {count} could be started") from None
+        raise RuntimeError(f"{error}: {len(started)} of {count} threads could be started") from None
     finally:
         done.set()
         for thread in started:

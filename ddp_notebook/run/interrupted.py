@@ -14,9 +14,9 @@ from ddp_notebook.run.call_arguments import wrong_argument
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt
 
 _UNCHANGED = "nothing was changed, and the ranks keep what they have"
-_START = "interrupted: %ddp_status shows whether there are ranks; %ddp_start starts them where there are none"
+_START = "interrupted: %ddp_status shows whether ranks are running; %ddp_start starts them if not"
 _READ = "interrupted: nothing was read; the recording is unchanged"
-_ATTACH = "interrupted: %ddp_status shows whether this notebook has a session or job now; both go on"
+_ATTACH = "interrupted: %ddp_status shows whether this notebook has a session or job now; both continue"
 _CELL = "interrupted before the cell was sent or after its end: %ddp_status shows what the ranks do"
 
 # Sentences by function of `ddp_notebook`.
@@ -29,44 +29,44 @@ OF_FUNCTIONS: Mapping[str, str] = {
 }
 # Sentences by method of `Session`.
 OF_SESSION: Mapping[str, str] = {
-    "__repr__": "interrupted: the session was not described; it goes on",
+    "__repr__": "interrupted: the session was not described; it continues",
     "baseline": "interrupted: the baseline was not measured; rank 0 has the variables that it had before",
     "check": f"interrupted: the comparison is not complete; {_UNCHANGED}",
-    "_check_restart": "interrupted: the check is not complete; all ranks go on",
-    "client": "interrupted: the client is not connected; the next use of session.client connects it, cells need none",
-    "detach": "interrupted: %ddp_status shows whether this notebook still has the session, which goes on",
+    "_check_restart": "interrupted: the check is not complete; all ranks continue",
+    "client": "interrupted: the client is not connected; the next use of session.client connects it",
+    "detach": "interrupted: %ddp_status shows whether this notebook still has the session, which continues",
     "interrupt": "interrupted: %ddp_status shows which ranks are still in a cell",
     "log": f"interrupted: the text was not read; {_UNCHANGED}",
     "memory": "interrupted: the measurement is not complete; variables are kept",
-    "monitor": "interrupted: the monitor may not be shown; the recording goes on, and %ddp_monitor shows it again",
-    "peek": "interrupted: nothing was read; the ranks go on",
+    "monitor": "interrupted: the monitor may not be shown; the recording continues, and %ddp_monitor shows it again",
+    "peek": "interrupted: nothing was read; the ranks continue",
     "placement": f"interrupted: the placement was not read; {_UNCHANGED}",
     "pull": "interrupted: nothing was pulled; the ranks keep what they have",
     "push": "interrupted before anything was sent, or after all ranks had everything",
     "recording": _READ,
-    "record": "interrupted: some ranks may not record at the new level yet; set it again",
-    "report": "interrupted: the report is not complete; the recording is",
+    "record": "interrupted: some ranks may still record at the old level; set it again",
+    "report": "interrupted: the report is not complete, but the recording is",
     "run": _CELL,
     "submit": _CELL,
     "_show_unseen": "interrupted: session.log(rank) has the text that was not shown",
     "status": f"interrupted: the table is not complete; {_UNCHANGED}",
     "stop": "interrupted: %ddp_status shows whether ranks are left; %ddp_stop again ends them",
-    "trace": "interrupted: the file is not complete; the recording is, so write it again",
-    "_trouble": f"interrupted: the host servers were not asked; {_UNCHANGED}",
-    "when_stopped": "interrupted: it may not be called when the session is stopped",
-    "_write_trace": "interrupted: the file is not complete; the recording is, so write it again",
+    "trace": "interrupted: the file is not complete, but the recording is; write the file again",
+    "_trouble": f"interrupted: the host servers were not queried; {_UNCHANGED}",
+    "when_stopped": "interrupted: the function may not be called when the session stops",
+    "_write_trace": "interrupted: the file is not complete, but the recording is; write the file again",
 }
 # Sentences by method of `SessionRanks`.
 OF_RANKS: Mapping[str, str] = {
     "fault": "interrupted: some ranks may have the fault; %ddp_fault off removes it",
-    "heal": "interrupted: %ddp_status shows which ranks live; %ddp_heal again replaces those that do not",
-    "reform": "interrupted: the group may not be formed again; the next cell forms it if that is due",
-    "resize": "interrupted: %ddp_status shows how many ranks there are; %ddp_resize again goes on",
+    "heal": "interrupted: %ddp_status shows the dead ranks; run %ddp_heal again to replace them",
+    "reform": "interrupted: the group may not have been formed again; the next cell forms it if needed",
+    "resize": "interrupted: %ddp_status shows the number of ranks; run %ddp_resize again to continue",
 }
 # Sentences by method of `SessionFiles`.
 OF_FILES: Mapping[str, str] = {
-    "fetch": "interrupted: files that were complete were fetched, and no part of others",
-    "sync": "interrupted: files that were complete were sent, and no part of others",
+    "fetch": "interrupted: the files fetched so far are complete, the others were not fetched",
+    "sync": "interrupted: the files sent so far are complete, the others were not sent",
 }
 # Sentences by method of `Recording`.
 OF_RECORDING: Mapping[str, str] = {
@@ -80,37 +80,39 @@ OF_RECORDING: Mapping[str, str] = {
 # Sentences by method of `Plots`.
 OF_PLOTS: Mapping[str, str] = dict.fromkeys(
     ("loss", "steps", "buckets", "pipeline", "bandwidth", "calls"),
-    "interrupted: the figure is not complete; the recording is",
+    "interrupted: the figure is not complete, but the recording is",
 )
 # Sentences by method of `Job`, a cell in the background.
 OF_JOB: Mapping[str, str] = {
     "cancel": "interrupted: %ddp_jobs shows whether the job still runs; %ddp_cancel again ends it",
     **dict.fromkeys(
-        ("result", "exception"), "interrupted: the job goes on; %ddp_wait waits for it, and %ddp_cancel ends it"
+        ("result", "exception"), "interrupted: the job continues; %ddp_wait waits for it, and %ddp_cancel ends it"
     ),
 }
 # Sentences by method of `Jobs`.
 OF_JOBS: Mapping[str, str] = {
-    "__repr__": "interrupted: the table is not complete; the jobs go on",
+    "__repr__": "interrupted: the table is not complete; the jobs continue",
     "cancel": "interrupted: %ddp_jobs shows which jobs are left",
-    "wait": "interrupted: the jobs go on",
+    "wait": "interrupted: the jobs continue",
 }
 # Sentences by method of `RankValues`.
 OF_VALUES: Mapping[str, str] = {
-    "plot": "interrupted: the figure is not complete; the values are",
+    "plot": "interrupted: the figure is not complete, but the values are",
 }
 # Sentences by method of `TorchrunJob`.
 OF_TORCHRUN_JOB: Mapping[str, str] = {
-    "__repr__": "interrupted: the job was not described; it goes on",
-    "close": "interrupted: this notebook may still be attached to the job, which goes on",
+    "__repr__": "interrupted: the job was not described; it continues",
+    "close": "interrupted: this notebook may still be attached to the job, which continues",
     "interrupt": "interrupted: %ddp_status shows which ranks are still in their scripts",
-    "keep_logs": "interrupted: some logs may not be kept; the job goes on",
+    "keep_logs": "interrupted: some logs may not be kept; the job continues",
     **dict.fromkeys(("left", "recording"), _READ),
-    **dict.fromkeys(("log", "log_of"), "interrupted: the text was not read; the job goes on"),
-    **dict.fromkeys(("inspect", "status"), "interrupted: the ranks were not asked; the job goes on"),
+    **dict.fromkeys(("log", "log_of"), "interrupted: the text was not read; the job continues"),
+    **dict.fromkeys(("inspect", "status"), "interrupted: the ranks were not queried; the job continues"),
     **dict.fromkeys(("monitor", "_views"), OF_SESSION["monitor"]),
     "report": OF_SESSION["report"],
-    **dict.fromkeys(("settle", "wait_for_ranks", "waits_for_end"), "interrupted: the wait has ended; the job goes on"),
+    **dict.fromkeys(
+        ("settle", "wait_for_ranks", "waits_for_end"), "interrupted: the wait has ended; the job continues"
+    ),
     "stop": "interrupted: %ddp_status shows whether the job runs; %ddp_stop again detaches from it",
     "_write_trace": OF_SESSION["trace"],
 }

@@ -38,20 +38,20 @@ def parse_ranks(asked: RankSet, world_size: int) -> list[int]:
         return list(range(world_size))
     if not isinstance(asked, str):
         if isinstance(asked, bytes) or not isinstance(asked, Iterable | Integral):
-            raise UsageError(f"{asked!r} names no ranks; give a number, several, or text such as '0,2-3'")
+            raise UsageError(f"ranks must be a number, several numbers, or text such as '0,2-3', got {asked!r}")
         chosen = set()
         for at, number in enumerate([asked] if isinstance(asked, Integral) else asked):
             if isinstance(number, bool) or not isinstance(number, Integral):
-                raise UsageError(f"{number!r} is not a rank: ranks are whole numbers from 0 to {world_size - 1}")
+                raise UsageError(f"ranks must be whole numbers from 0 to {world_size - 1}, got {number!r}")
             if at >= _MOST:
-                raise UsageError(f"a set of ranks has at most {_MOST:,} entries; the ranks are {_all(world_size)}")
+                raise UsageError(f"a rank set must have at most {_MOST:,} entries; the ranks are {_all(world_size)}")
             chosen.add(_one(int(number), str(number), world_size))
     elif len(asked) > _MOST:
-        raise UsageError(f"{asked[:60]!r}... is too long for a set of ranks; the ranks are {_all(world_size)}")
+        raise UsageError(f"{asked[:60]!r}... is too long for a rank set; the ranks are {_all(world_size)}")
     else:
         chosen = {rank for item in asked.split(",") for rank in _item(item.strip(), asked, world_size)}
     if not chosen:
-        raise UsageError(f"{asked!r} names no rank; the ranks are {_all(world_size)}")
+        raise UsageError(f"{asked!r} selects no rank; the ranks are {_all(world_size)}")
     return sorted(chosen)
 
 
@@ -61,7 +61,7 @@ def _item(item: str, asked: str, world_size: int) -> list[int]:
     found = _ITEM.fullmatch(item)
     if found is None:
         item, asked = (one if len(one) <= 200 else f"{one[:200]}..." for one in (item, asked))
-        raise UsageError(f"{item!r} in the rank set {asked!r} is none of: all, 2, -1, 0-3, ::2")
+        raise UsageError(f"{item!r} in the rank set {asked!r} must have a form such as all, 2, -1, 0-3 or ::2")
     if found["rank"]:
         return [_one(int(found["rank"]), item, world_size)]
     if found["first"]:
@@ -71,14 +71,14 @@ def _item(item: str, asked: str, world_size: int) -> list[int]:
         return list(range(_one(first, item, world_size), _one(last, item, world_size) + 1))
     start, stop, step = (int(part) if part else None for part in (*item.split(":"), "")[:3])
     if step == 0:
-        raise UsageError(f"{item!r} in the rank set {asked!r} has a step of 0")
+        raise UsageError(f"{item!r} in the rank set {asked!r} must have a step other than 0")
     return list(range(world_size))[start:stop:step]
 
 
 def _one(number: int, item: str, world_size: int) -> int:
     rank = number + world_size if number < 0 else number
     if not 0 <= rank < world_size:
-        raise UsageError(f"there is no rank {item}; the ranks are {_all(world_size)}")
+        raise UsageError(f"rank {item} does not exist; the ranks are {_all(world_size)}")
     return rank
 
 

@@ -33,6 +33,6 @@ def read(file: Path, whose: str, more: str = "") -> str:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise MissingBuildError(
-            f"{whose}'s JavaScript is not there ({file}): it is built when the package is installed. In a checkout, "
-            f"`pip install -e .` or `python hatch_build.py` builds it{more}"
+            f"the JavaScript of {whose} is missing ({file}): in a checkout, build it with `pip install -e .` or "
+            f"`python hatch_build.py`{more}"
         ) from None

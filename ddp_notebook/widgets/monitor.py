@@ -177,12 +177,12 @@ class Monitor(anywidget.AnyWidget):
 
 def _check(recording: object) -> None:
     if recording is None:
-        raise UsageError("there is no recording to show: no ranks are running; start(2) gives a session for Monitor")
+        raise UsageError("Monitor needs a recording, but no ranks are running; start them with start(2)")
     if isinstance(recording, str | os.PathLike):
         path = os.fspath(recording)
         raise UsageError(f"{path!r} is a path; load it: Monitor(ddp_notebook.load({path!r}))")
     if not isinstance(recording, RecordedTables | Watchable) and not hasattr(recording, "recording"):
-        raise UsageError(f"a monitor shows a session or a recording, not {type(recording).__name__}")
+        raise UsageError(f"Monitor needs a session or a recording, got {type(recording).__name__}")
 
 
 def _publisher_of(recording: RecordedTables | Simulation, cell: int | None, live: bool) -> Publisher:

@@ -405,7 +405,7 @@ def check_cell(recording: RecordedTables, cell: int | None) -> None:
     """
     if cell is None or cell in (known := _cells(recording)):
         return
-    raise UsageError(f"nothing is recorded of a cell {cell}; {_there(numbers_of(recording, known[-_MOST_NAMED:]))}")
+    raise UsageError(f"cell {cell} was not recorded; {_recorded(numbers_of(recording, known[-_MOST_NAMED:]))}")
 
 
 def find_cell(recording: RecordedTables, number: int) -> int:
@@ -422,7 +422,7 @@ def find_cell(recording: RecordedTables, number: int) -> int:
     if prompts.get(number) == "":
         return number
     labels = [label_of(recording, cell) for cell in prompts]
-    raise UsageError(f"nothing is recorded of In [{number}]; {_there(labels[-_MOST_NAMED:])}")
+    raise UsageError(f"In [{number}] was not recorded; {_recorded(labels[-_MOST_NAMED:])}")
 
 
 def _cells(recording: RecordedTables) -> list[int]:
@@ -431,8 +431,8 @@ def _cells(recording: RecordedTables) -> list[int]:
     return [cell for cell in np.unique(np.concatenate(found)).tolist() if cell]
 
 
-def _there(names: list[str]) -> str:
-    return f"there is something of {', '.join(names)}" if names else "nothing at all was"
+def _recorded(names: list[str]) -> str:
+    return f"the latest recorded cells: {', '.join(names)}" if names else "no cell was recorded"
 
 
 def _import() -> None:

@@ -26,7 +26,7 @@ test("sets of ranks, there and back", () => {
   assert.deepEqual([...parseRanks("0-3, 7", 64)], [0, 1, 2, 3, 7]);
   assert.equal(parseRanks(" all ", 4), null);
   assert.equal(parseRanks("0-3", 4), null, "all of them");
-  assert.throws(() => parseRanks("0-64", 64), /there is no rank 64; the ranks are 0 to 63/);
+  assert.throws(() => parseRanks("0-64", 64), /rank 64 does not exist; the ranks are 0 to 63/);
   assert.throws(() => parseRanks("3-1", 64), /“3-1” runs backwards/);
   assert.throws(() => parseRanks("-2", 64), /“-2” is no rank; write for example 0-3,7 or all/);
 });

@@ -428,6 +428,6 @@ def test_a_machine_that_is_taken_away_from_a_kept_session(notebook, tmp_path):
 
     second = notebook()
     attached = second.run("%ddp_attach")
-    assert attached.ename == "RankError" and "saved what they had before step" in attached.evalue, attached
+    assert attached.ename == "RankError" and "saved their state before step" in attached.evalue, attached
     os.kill(entry.pid, signal.SIGTERM)
     wait_until(lambda: not psutil.pid_exists(entry.pid), what="a second one does what it always did")

@@ -104,7 +104,7 @@ def test_one_that_looks_sees_the_cells_of_the_other(notebook, tmp_path):
     first = notebook("%ddp_start 2 --keep 1")
     second = notebook("%ddp_attach --look")
     assert second.run("%ddp_jobs").stdout == (
-        "no cell runs or waits in this session; this notebook only looks and has no jobs of its own\n"
+        "no cell is running or queued in this session; this notebook is attached read-only and has no jobs\n"
     )
     end = tmp_path / "end"
     for line in ("--background", "--background"):

@@ -90,7 +90,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(notebook):
     kernel = notebook("%ddp_start 2 --keep 1")
     for line, words in (
         ("%ddp_resize 100000", "a session has at most 4,096 ranks, got N = 100000"),
-        ("%ddp_resize 0", "0 ranks: at least one has to stay"),
+        ("%ddp_resize 0", "world_size must be at least 1, got 0"),
     ):
         refused = kernel.run(line)
         assert refused.ename == "UsageError" and words in refused.traceback, refused.traceback

@@ -102,7 +102,7 @@ def test_a_prediction_is_marked_cell_by_cell(ranks):
     explorer = Explorer("all_reduce", inputs={rank: [rank + 1, 10] for rank in range(ranks)})
     total = sum(range(1, ranks + 1))
     explorer.predict({0: [total, 10 * ranks], 1: [total, 10]})
-    with pytest.raises(UsageError, match=r"^run it first: explorer\.run\(\)$"):
+    with pytest.raises(UsageError, match=r"^the collective was not run yet: call explorer\.run\(\)$"):
         explorer.right  # noqa: B018
 
     explorer.run()
@@ -156,7 +156,7 @@ def test_leaving_a_barrier_early_is_no_barrier():
     [
         ("all_reduce", "operation", "calls broadcast(float32[4], root 0). Nothing was sent"),
         ("all_reduce", "size", "calls all_reduce(SUM, float32[5]). Nothing was sent"),
-        ("all_to_all", "size", "4 bytes less than that one takes. Nothing was sent"),
+        ("all_to_all", "size", "4 bytes less than it receives. Nothing was sent"),
         ("broadcast", "dtype", "calls broadcast(int32[4], root 0). Nothing was sent"),
         ("broadcast", "root", "calls broadcast(float32[4], root 1). Nothing was sent"),
         ("all_gather", "missing rank", "waiting in all_gather"),
@@ -176,7 +176,9 @@ def test_a_message_of_another_type_is_told(ranks):
     """gloo itself checks neither the size nor the type of a message."""
     explorer = Explorer("send/recv", inputs={0: [1.0, 2.0]})
     happened = explorer.wrong("dtype")
-    assert "rank 0 sends 2 float32 (8 bytes), rank 1 takes 2 int32 (8 bytes). No tensor was changed" in happened.message
+    assert (
+        "rank 0 sends 2 float32 (8 bytes), rank 1 receives 2 int32 (8 bytes). No tensor was changed" in happened.message
+    )
     explorer.run()
     assert explorer.agrees
 
@@ -194,20 +196,20 @@ def test_what_nobody_notices_is_shown_by_its_values():
         seconds=0.1,  # between hosts
     )
     assert repr(happened) == (
-        "wrong dtype on rank 1, after 0.1 s: nobody noticed: rank 0: [1.0, 2.0]; rank 1: [1065353216, 1073741824]"
+        "wrong dtype on rank 1, after 0.1 s: no error was raised: rank 0: [1.0, 2.0]; rank 1: [1065353216, 1073741824]"
     )
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"op": "allreduce"}, "there is no collective 'allreduce'; there are broadcast, reduce, "),
-        ({"reduce_op": "BAND"}, "BAND of float32: torch has SUM, PRODUCT, MIN, MAX, AVG for it"),
+        ({"op": "allreduce"}, "op must be one of broadcast, reduce, "),
+        ({"reduce_op": "BAND"}, "reduce_op for float32 must be one of SUM, PRODUCT, MIN, MAX, AVG, got BAND"),
         ({"op": "broadcast", "root": 7}, "root 7 is not in the group of ranks [0, 1"),
-        ({"sizes": [1, 2]}, "all_reduce takes the same size on all ranks; of the collectives here only all_to_all"),
-        ({"dtype": "int32", "inputs": {0: [0.5], 1: [1]}}, "[0.5]: int32 takes whole numbers from"),
-        ({"inputs": {9: [1]}}, "there is no rank 9; the ranks are 0 to "),
-        ({"sizes": 100}, "more than 64 elements of a rank are no picture; choose smaller sizes"),
+        ({"sizes": [1, 2]}, "all_reduce needs the same size on all ranks; only all_to_all"),
+        ({"dtype": "int32", "inputs": {0: [0.5], 1: [1]}}, "inputs of int32 must be whole numbers from"),
+        ({"inputs": {9: [1]}}, "rank 9 does not exist; the ranks are 0 to "),
+        ({"sizes": 100}, "a rank must have at most 64 elements, got 100: pass smaller sizes"),
     ],
 )
 def test_what_cannot_be_says_so(ranks, asked, words):

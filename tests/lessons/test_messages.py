@@ -79,7 +79,7 @@ def test_there_is_a_picture_and_a_state_of_every_scene(ranks):
         scene.play(name)
         assert scene.picture().get_suptitle().startswith(STORIES[name].title)
         assert _plain(scene.state())["name"] == name
-    with pytest.raises(UsageError, match=r"^there is no scene 'love'; there are blocking, nonblocking, race,"):
+    with pytest.raises(UsageError, match=r"^the scene must be one of blocking, nonblocking, race,"):
         lessons.point_to_point("love")
 
 

@@ -50,11 +50,11 @@ def test_the_table_has_a_line_for_each_run(pipe):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"schedule": "2F2B"}, r"there is no schedule '2F2B'; there are GPipe, 1F1B, Interleaved1F1B, "),
-        ({"microbatches": 0}, r"0 microbatches: take 1 to 32"),
-        ({"microbatches": 33}, r"33 microbatches: take 1 to 32"),
-        ({"guess": 1.5}, r"a guess of 1\.5: a bubble is a share of the time, 0 to 1"),
-        ({"stage_ms": 1000}, r"stage_ms=1000: take 0 to 100"),
+        ({"schedule": "2F2B"}, r"schedule must be one of GPipe, 1F1B, Interleaved1F1B, "),
+        ({"microbatches": 0}, r"microbatches must be 1 to 32, got 0"),
+        ({"microbatches": 33}, r"microbatches must be 1 to 32, got 33"),
+        ({"guess": 1.5}, r"guess must be a share of the time from 0 to 1, got 1\.5"),
+        ({"stage_ms": 1000}, r"stage_ms must be 0 to 100, got 1000"),
     ],
 )
 def test_what_cannot_be_is_said(pipe, given, words):

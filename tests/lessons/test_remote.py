@@ -19,7 +19,9 @@ def test_who_acts_is_who_has_the_agent(ranks):
     assert sorted(call.src for call in asked) == sorted([*range(1, ranks)] * 2) and {call.dst for call in asked} == {0}
     assert {observed[call.parent].dst for call in asked} == set(range(1, ranks)), "made inside of observe"
     assert all(call.sent_ns < call.begun_ns <= call.ended_ns < call.returned_ns for call in asked)
-    assert program.said[0].startswith("Not 'the rank that calls it': rank 0, who has the agent; a method runs where")
+    assert program.said[0].startswith(
+        "Not 'the rank that calls it': rank 0, who has the agent; a method runs on the rank of its object"
+    )
 
 
 def test_a_reference_in_a_value_takes_another_request_and_answer(ranks):
@@ -59,9 +61,7 @@ def test_there_is_a_picture_and_a_state_before_and_after(ranks):
 
 
 def test_what_there_is_not_is_said(ranks):
-    with pytest.raises(UsageError, match=r"^there is no program 'love'; there are calls, rrefs, batching, backward"):
+    with pytest.raises(UsageError, match=r"^the program must be one of calls, rrefs, batching, backward"):
         lessons.rpc("love")
-    with pytest.raises(
-        UsageError, match=r"^'everybody' is none of the choices: 'rank 0, who has the agent', 'the rank"
-    ):
+    with pytest.raises(UsageError, match=r"^the guess must be one of 'rank 0, who has the agent', 'the rank"):
         lessons.rpc("calls").guess("everybody")

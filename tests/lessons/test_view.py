@@ -29,7 +29,7 @@ def test_an_explorer_is_driven_by_messages(ranks):
     assert state["prediction"]["0"] == [5.0, "nan"]
     assert state["right"]["0"] == [True, False] and state["right"][str(ranks - 1)] == [True, False]
     assert state["agrees"] is True
-    with pytest.raises(UsageError, match="rank 0 brings 2 elements to this broadcast, not 3"):
+    with pytest.raises(UsageError, match="rank 0 must have 2 elements for broadcast, got 3"):
         explorer.act({"do": "run", "inputs": {"0": [1, 2, 3]}})
 
 
@@ -69,5 +69,5 @@ def test_a_picture_and_a_text_stay(ranks, make):
 
 def test_a_page_that_was_not_built_says_how(ranks, monkeypatch, tmp_path):
     monkeypatch.setattr(lesson_widget, "BUNDLE", tmp_path / "lessons.js")
-    with pytest.raises(MissingBuildError, match=r"`pip install -e \.` or `python hatch_build\.py` builds it"):
+    with pytest.raises(MissingBuildError, match=r"build it with `pip install -e \.` or `python hatch_build\.py`"):
         lesson_widget.LessonView(lessons.collective("all_reduce"))

@@ -109,7 +109,7 @@ def test_an_answer_that_was_overtaken_changes_nothing():
 
 
 def test_an_answer_before_its_question_is_refused():
-    with pytest.raises(ValueError, match=r"^an answer of rank 1 came at 5 ns, before its question at 9 ns$"):
+    with pytest.raises(ValueError, match=r"^the reply of rank 1 arrived at 5 ns, before its request was sent at 9 ns$"):
         Clock().add(1, sent_ns=9, rank_ns=0, received_ns=5)
 
 

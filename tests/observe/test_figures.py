@@ -346,19 +346,19 @@ def test_one_point_is_a_picture_too():
             lambda: figures.loss(Recording(2)),
             "no metric was recorded; write log(loss=loss) in the cell, or run it with",
         ),
-        (lambda: figures.loss(logged({0: [1]}), "los"), "metric 'los' was not recorded; recorded are loss"),
+        (lambda: figures.loss(logged({0: [1]}), "los"), "metric 'los' was not recorded; the recorded metrics are loss"),
         (lambda: figures.loss(logged({0: [1]}), cell=4), "loss was not recorded in cell 4, but in cell 1"),
         (
             lambda: figures.steps(Synthetic(2)),
             "no step was recorded; run a cell that calls optimizer.step(), with %ddp",
         ),
         (lambda: figures.steps(simulate(steps=1), cell=9), "no step was recorded in cell 9; run a cell"),
-        (lambda: figures.buckets(simulate(is_ddp=False)), "rank 0 has synchronised no bucket; wrap the model in"),
-        (lambda: figures.buckets(simulate(steps=2), cell=5), "rank 0 has synchronised no bucket in cell 5; wrap"),
-        (lambda: figures.buckets(simulate(steps=2), rank=4), "there is no rank 4; the ranks are 0 to 3"),
+        (lambda: figures.buckets(simulate(is_ddp=False)), "rank 0 synchronised no gradient bucket; train a model in"),
+        (lambda: figures.buckets(simulate(steps=2), cell=5), "rank 0 synchronised no gradient bucket in cell 5; train"),
+        (lambda: figures.buckets(simulate(steps=2), rank=4), "rank 4 does not exist; the ranks are 0 to 3"),
         (
             lambda: figures.buckets(simulate(steps=3), step=3),
-            "step 3 of rank 0 has no buckets; in cell 1 steps 0 to 2 have some",
+            "step 3 of rank 0 has no buckets; steps with buckets in cell 1: 0 to 2",
         ),
         (
             lambda: figures.bandwidth(Synthetic(2)),
@@ -545,7 +545,7 @@ def test_an_error_that_lists_names_is_short_and_printable():
     with pytest.raises(UsageError) as error:
         recording.plot.loss("no\x1bpe")
     assert str(error.value) == (
-        r"metric 'no\x1bpe' was not recorded; recorded are '\x1b[31mred', 'n\nl', '', loss, x0, x1, x2, "
+        r"metric 'no\x1bpe' was not recorded; the recorded metrics are '\x1b[31mred', 'n\nl', '', loss, x0, x1, x2, "
         "x3 and 1,996 more"
     )
     with pytest.raises(UsageError) as error:

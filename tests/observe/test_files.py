@@ -66,7 +66,7 @@ def test_a_recording_survives_its_file(tmp_path, name):
 def test_a_folder_that_is_not_there_is_told(tmp_path):
     with pytest.raises(UsageError) as error:
         Recording(2).save(tmp_path / "none" / "run.npz")
-    assert str(error.value) == f"there is no folder '{tmp_path / 'none'}' to write run.npz to; make it first"
+    assert str(error.value) == f"the folder '{tmp_path / 'none'}' for run.npz does not exist; create it first"
 
 
 def test_an_empty_one_too(tmp_path):
@@ -134,7 +134,7 @@ def test_two_files_of_a_rank_are_one_run_and_that_is_said(tmp_path):
     for process in (1, 2):
         more = Rank(0, stream=process)
         (tmp_path / f"rank0-{process}.ddp").write_bytes(encode(more.batch(more.call("barrier"))))
-    with pytest.warns(UserWarning, match="holds up to 2 files of one rank"):
+    with pytest.warns(UserWarning, match="contains up to 2 files per rank"):
         recording = load(tmp_path)
     assert len(recording.collectives(op="barrier")) == 2
 
@@ -175,18 +175,18 @@ def test_what_is_no_recording_is_told(tmp_path):
     text.write_text("hello")
     (tmp_path / "cut.npz").write_bytes(path.read_bytes()[:-500])
     (tmp_path / "rank0.ddp").write_bytes(b"hello, this is no batch at all")
-    no_zip = "is not a recording: Recording.save() writes zip files, and this is not one"
+    no_zip = "is not a recording: it is not a zip file as written by Recording.save()"
     for wrong, words in (
         (text, no_zip),
         (tmp_path / "cut.npz", no_zip),
-        (other, "is not a recording: it holds weights"),
-        (empty, "holds no recording: no file in it is named *.ddp"),
-        (tmp_path / "rank0.ddp", "is not a rank's recording, or is damaged: no batch at byte 0"),
+        (other, "is not a recording: it contains weights"),
+        (empty, "contains no recording: no file in it matches *.ddp"),
+        (tmp_path / "rank0.ddp", "is damaged or not the recording of a rank: no batch at byte 0"),
     ):
         with pytest.raises(RecordingError) as error:
             load(wrong)
         assert str(error.value) == f"{wrong} {words}"
-    with pytest.raises(RecordingError, match=r"rank0\.ddp is not a rank's recording"):
+    with pytest.raises(RecordingError, match=r"rank0\.ddp is damaged or not the recording of a rank"):
         load(tmp_path)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         load(tmp_path / "nowhere.npz")
@@ -200,9 +200,9 @@ def test_other_versions_and_odd_heads_are_told(tmp_path):
         ({"head": head_of(path, version=7)}, "is a recording of version 7; this is version 1"),
         ({"head": head_of(path, format="x")}, "is not a recording but 'x'"),
         ({"call": few}, "is a recording of another version: its table 'call' has other columns"),
-        ({"call": None}, "is a damaged recording, or none at all: .*call"),
-        ({"head": np.zeros(9, np.uint8)}, "is a damaged recording, or none at all: "),
-        ({"head": head_of(path, clock=[[1]])}, "is a damaged recording, or none at all: "),
+        ({"call": None}, "is damaged or not a recording: .*call"),
+        ({"head": np.zeros(9, np.uint8)}, "is damaged or not a recording: "),
+        ({"head": head_of(path, clock=[[1]])}, "is damaged or not a recording: "),
     ):
         with pytest.raises(RecordingError, match=f"changed.npz {words}"):
             load(changed(path, **arrays))
@@ -211,7 +211,7 @@ def test_other_versions_and_odd_heads_are_told(tmp_path):
 def test_a_pickle_is_not_opened(tmp_path):
     np.savez(tmp_path / "bad.npz", head=np.array([print], object))
 
-    with pytest.raises(RecordingError, match=r"bad\.npz is a damaged recording, or none at all: Object arrays"):
+    with pytest.raises(RecordingError, match=r"bad\.npz is damaged or not a recording: Object arrays"):
         load(tmp_path / "bad.npz")
 
 
@@ -241,7 +241,7 @@ def test_a_table_whose_name_is_damaged_is_not_left_out(tmp_path):
     data = path.read_bytes()
     for name in TABLES:
         path.write_bytes(data.replace(f"{name}.npy".encode(), f"{name[:-1]}_.npy".encode()))
-        with pytest.raises(RecordingError, match="damaged recording"):
+        with pytest.raises(RecordingError, match="damaged or not a recording"):
             load(path)
 
 

@@ -138,8 +138,8 @@ def test_a_profile_may_be_a_file_and_is_left_as_it_is(tmp_path):
     ("rank", "content", "message"),
     [
         (1, "{", r"the profile of rank 1, '.*profile.json', cannot be read: Expecting property name"),
-        (1, "[]", r"the profile of rank 1 holds no traceEvents; give what export_chrome_trace of torch.profiler wrote"),
-        (4, "{}", r"a profile of rank 4: the ranks are 0 to 3"),
+        (1, "[]", r"the profile of rank 1 has no traceEvents; pass a file from export_chrome_trace of torch.profiler"),
+        (4, "{}", r"profiles must have ranks from 0 to 3 as keys, got 4"),
         (1, None, r"the profile of rank 1, '.*profile.json', cannot be read: .*No such file"),
     ],
 )

@@ -73,18 +73,18 @@ def test_collectives_are_a_sequence():
     assert [one.call for one in calls[1:3]] == [2, 3]
     assert list(calls[:0]) == []
     assert len(calls.rows) == 6
-    with pytest.raises(IndexError, match=r"^there is no call 6 among 6$"):
+    with pytest.raises(IndexError, match=r"^call 6 does not exist; the number of calls is 6$"):
         calls[6]
     assert repr(calls) == "<Collectives: 6 calls of ranks 0-1: 4 all_reduce, 2 send>"
     assert repr(calls[:0]) == "<Collectives: none>"
 
 
 def test_an_unknown_rank_operation_or_table_raises_an_error():
-    with pytest.raises(UsageError, match=r"^there is no rank 2; the ranks are 0 to 1$"):
+    with pytest.raises(UsageError, match=r"^rank 2 does not exist; the ranks are 0 to 1$"):
         two_ranks().collectives(rank=2)
-    with pytest.raises(UsageError, match="there is no operation 'allreduce'; there is all_reduce, "):
+    with pytest.raises(UsageError, match="op must be an operation such as all_reduce, "):
         two_ranks().collectives("allreduce")
-    with pytest.raises(UsageError, match="there is no operation 'x'; there is send, recv, all_reduce, "):
+    with pytest.raises(UsageError, match="op must be an operation such as send, recv, all_reduce, "):
         two_ranks().collectives("x")
     with pytest.raises(UsageError, match=r"^unknown table 'calls'; the tables are call, value, span, "):
         two_ranks().rows("calls")

@@ -39,8 +39,8 @@ def test_the_text_says_what_the_steps_took_and_why():
             "",
             "59 % of the step waits for rank 2, whose forward takes 6.0 times the others'.",
             "Try:",
-            "- give rank 2 less work, or look for what slows its forward: it costs the others 50.0 ms of each step "
-            "(mean)",
+            "- give rank 2 less work, or find out what slows down its forward: it costs the others 50.0 ms of each "
+            "step (mean)",
             "",
             "ms of a step  mean  median  90 %   max",
             "step          84.5    84.5  84.5  84.5",
@@ -89,7 +89,7 @@ def test_a_rank_is_blamed_with_its_host():
         (
             HOSTS,
             30 * MS,
-            "of the step is communication that no compute hides; whether for the network or for a rank cannot be told",
+            "is communication that no compute hides. Waiting for the network and for a rank cannot be separated",
         ),
     ],
     ids=["two hosts", "many hosts", "one machine", "clocks that are not known well enough"],
@@ -169,17 +169,17 @@ def test_the_repr_is_one_line():
         (
             {"noise_ms": 8},
             "26 % of the step the ranks wait for each other: no single rank is late",
-            ["give all ranks batches of equal work, and each a core of its own: they wait 19.8 ms of each step"],
+            ["give all ranks batches of equal work, and each rank its own CPU core: they wait 19.8 ms of each step"],
         ),
         (
             {"slow": 0, "phase": "input", "extra_ms": 50, "world_size": 2},
             "59 % of the step waits for rank 0, whose input takes 51.0 ms, the others' 1.00 ms",
-            ["look at what rank 0 loads, and from where: it costs the others 50.0 ms of each step (mean)"],
+            ["check the data that rank 0 loads, and its source: it costs the others 50.0 ms of each step (mean)"],
         ),
         (
             {"slow": 1, "phase": "between", "extra_ms": 50},
             "59 % of the step waits for rank 1, which takes 50.5 ms between its phases, the others 500 µs",
-            ["give rank 1 less work, or look for what slows what it does between forward, backward and optimizer"],
+            ["give rank 1 less work, or find out what slows down its code between forward, backward and optimizer"],
         ),
         ({"world_size": 1, "transfer_ms": 20}, "66 % of the step is communication of rank 0 with itself", []),
     ],

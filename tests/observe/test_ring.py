@@ -92,7 +92,7 @@ def test_an_index_from_somewhere_else_does_no_harm():
 
 
 def test_a_ring_that_can_hold_nothing_is_refused():
-    with pytest.raises(ValueError, match=r"^a ring of 0 rows holds nothing; its capacity is at least 1$"):
+    with pytest.raises(ValueError, match=r"^capacity must be at least 1, got 0$"):
         RingBuffer(INT, 0)
 
 

@@ -291,8 +291,8 @@ def test_a_trace_is_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("no/run.json", "there is no folder '{}/no' to write run.json to; make it first"),
-        ("", "'{}' is a folder; say a file in it, such as '{}/run.json'"),
+        ("no/run.json", "the folder '{}/no' for run.json does not exist; create it first"),
+        ("", "'{}' is a folder; pass a file in it, such as '{}/run.json'"),
     ],
 )
 def test_where_no_file_can_be_written_is_said(tmp_path, where, message):

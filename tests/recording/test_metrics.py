@@ -102,20 +102,19 @@ def test_log_takes_numbers_and_tensors_of_one_element(ranks):
 
 
 BAD = {
-    "log(x='text')": "log(x=...) takes a number, or a tensor of one element, not str",
-    "log(x=None)": "log(x=...) takes a number, or a tensor of one element, not NoneType",
-    "log(x=[1.0])": "log(x=...) takes a number, or a tensor of one element, not list",
-    "log(x=1j)": "log(x=...) takes a number, or a tensor of one element, not complex",
-    "log(x=10**400)": "log(x=...) takes a number, or a tensor of one element, not int",
-    "log(x=torch.ones(2, 3))": "log(x=...) takes a number, or a tensor of one element; this one has the shape (2, 3): "
+    "log(x='text')": "log(x=...) takes a number or a tensor of one element, got str",
+    "log(x=None)": "log(x=...) takes a number or a tensor of one element, got NoneType",
+    "log(x=[1.0])": "log(x=...) takes a number or a tensor of one element, got list",
+    "log(x=1j)": "log(x=...) takes a number or a tensor of one element, got complex",
+    "log(x=10**400)": "log(x=...) takes a number or a tensor of one element, got int",
+    "log(x=torch.ones(2, 3))": "log(x=...) takes a number or a tensor of one element, got shape (2, 3): "
     "log its .mean()",
-    "log(x=torch.ones(0))": "log(x=...) takes a number, or a tensor of one element; this one has the shape (0,): "
-    "log its .mean()",
-    "log(x=torch.tensor(1j))": "log(x=...) takes a real number, and this tensor is complex: log its .abs()",
-    "log(x=1, step=1.5)": "log(step=...) takes a whole number, not 1.5",
-    "log(x=1, step='1')": "log(step=...) takes a whole number, not '1'",
-    f"log(x=1, step={2**63})": f"log(step=...) takes a whole number, not {2**63}",
-    "log(0.5)": "log() takes numbers by name, as in log(loss=...), not 0.5 alone",
+    "log(x=torch.ones(0))": "log(x=...) takes a number or a tensor of one element, got shape (0,): log its .mean()",
+    "log(x=torch.tensor(1j))": "log(x=...) takes a real number, got a complex tensor: log its .abs()",
+    "log(x=1, step=1.5)": "log(step=...) takes a 64-bit integer, got 1.5",
+    "log(x=1, step='1')": "log(step=...) takes a 64-bit integer, got '1'",
+    f"log(x=1, step={2**63})": f"log(step=...) takes a 64-bit integer, got {2**63}",
+    "log(0.5)": "log() takes only keyword arguments, as in log(loss=...), got 0.5",
 }
 
 
@@ -440,10 +439,10 @@ def test_what_watch_does_not_take(names):
 
 def test_what_record_does_not_take(ranks):
     with pytest.raises(
-        UsageError, match=r"^record takes RecordOptions, not dict: record=RecordOptions\(profile=True\)$"
+        UsageError, match=r"^record must be RecordOptions, got dict: record=RecordOptions\(profile=True\)$"
     ):
         ranks.run("x = 1", record={"profile": True})
-    with pytest.raises(UsageError, match=r"^ranks record off, meta, values or all, not 'none'$"):
+    with pytest.raises(UsageError, match=r"^the recording level must be off, meta, values or all, got 'none'$"):
         ranks.run("x = 1", record=ddp_notebook.RecordOptions(level="none"))
 
 
@@ -542,7 +541,7 @@ def test_meta_records_all_but_values(ranks):
 
 
 def test_levels_that_there_are_not(ranks):
-    with pytest.raises(UsageError, match=r"^ranks record off, meta, values or all, not 'loud'$"):
+    with pytest.raises(UsageError, match=r"^the recording level must be off, meta, values or all, got 'loud'$"):
         ranks.record("loud")
 
 
@@ -807,14 +806,14 @@ def test_a_cell_that_fails_alone_says_so_and_leaves_nothing(trained):
 # ---- the magics, in a real notebook
 
 _BAD_LINES = {
-    "%ddp_record loud": "ranks record off, meta, values or all, not 'loud'",
+    "%ddp_record loud": "the recording level must be off, meta, values or all, got 'loud'",
     "%ddp_report": "",
-    "%ddp_report --baseline": "no cell has taken an optimizer step on rank 0: run the one that trains first",
+    "%ddp_report --baseline": "no cell has run an optimizer step on rank 0: run the training cell first",
     "%ddp_report now": "unrecognized arguments: now\nusage: %ddp_report [--baseline]",
     "%ddp_trace": "the following arguments are required: FILE\nusage: %ddp_trace FILE",
     "%ddp_trace one two": "unrecognized arguments: two\nusage: %ddp_trace FILE",
-    "%ddp_trace /nowhere/run.json": "there is no folder '/nowhere' to write run.json to; make it first",
-    "%ddp_trace run.json": "there is nothing to write: nothing was recorded; run a cell on the ranks, with %ddp_record "
+    "%ddp_trace /nowhere/run.json": "the folder '/nowhere' for run.json does not exist; create it first",
+    "%ddp_trace run.json": "nothing to write: nothing was recorded; run a cell on the ranks, with %ddp_record "
     "meta or values",
     "%%on_all_ranks --watch 1x\npass": "--watch takes names of variables, as in --watch loss,acc, got '1x'",
     "%%on_all_ranks --tensors some\npass": "argument --tensors: invalid choice: 'some'",

@@ -135,9 +135,11 @@ def test_an_evaluation_is_a_pipeline_of_forwards(ranks):
 
 def test_what_is_not_there_is_said(ranks):
     found = ranks.recording.pipeline()
-    with pytest.raises(UsageError, match=f"there is no step 9 of ScheduleGPipe in cell {found.cell}; it has 0 to 0"):
+    with pytest.raises(UsageError, match=f"ScheduleGPipe in cell {found.cell} has no step 9; its steps are 0 to 0"):
         ranks.recording.pipeline(cell=found.cell, step=9)
-    with pytest.raises(UsageError, match=r"no pipeline in cell 999: no schedule of torch\.distributed"):
+    with pytest.raises(
+        UsageError, match=r"no complete pipeline step was recorded in cell 999: run a schedule of torch\.distributed"
+    ):
         ranks.recording.plot.pipeline(cell=999)
 
 
@@ -174,12 +176,12 @@ def test_a_stage_that_gets_a_wrong_shape_is_named(ranks):
 def test_a_batch_that_microbatches_do_not_divide_is_refused(ranks):
     code = "schedule, stages, model = make(ScheduleGPipe, (rank,), 2)\n"
     assert (
-        "ScheduleGPipe has more microbatches than samples: 4 samples / 8 microbatches = 0.5; give it n_microbatches=4 "
+        "ScheduleGPipe has more microbatches than samples: 4 samples / 8 microbatches = 0.5; pass n_microbatches=4 "
         "or less, or a batch of 8 or more"
     ) in _fails(ranks, code + "step(schedule, stages, X[:4])")
     assert (
-        "12 samples / 8 microbatches = 1.5 is not whole, and every stage receives them in the shape of the first; give "
-        "it a batch of 8 or 16"
+        "needs microbatches of equal size, but 12 samples / 8 microbatches = 1.5 is not a whole number; pass a batch "
+        "of 8 or 16"
     ) in _fails(ranks, code + "step(schedule, stages, X[:12])")
 
 

@@ -362,7 +362,7 @@ def _plain(text):
 # Messages of the package that differ from those of torch.
 _OURS = [
     (r"On (?:WorkerInfo\(id=\d+, name=(\w+)\)|(\w+) \(rank \d+\)):", r"On \1\2:"),
-    (r"PicklingError: what a call returns cannot be sent, \w+: (.*); call it by .*", r"TypeError: \1"),
+    (r"PicklingError: the result of the call, a \w+, cannot be sent: (.*); call rpc.remote .*", r"TypeError: \1"),
     (r"SystemExit\(3\)", "SystemExit: 3"),
     (r"RuntimeError\('\w+(?:\.\w+)* is decorated with async_execution.* but returned (\w+)'\)", r"got torch.\1"),
     (r'\("On \w+:\s+(got torch\.\w+)\n[^"]*"\)', r'("\1")'),  # the same, reported by a third worker

@@ -108,5 +108,5 @@ def test_calls_work_up_to_the_last_worker_number(session):
         replace_rank_1(session)
         assert [text.splitlines()[-1] for text in said(session, INIT + CALL)] == ["1", "2"]
     replace_rank_1(session)
-    with pytest.raises(RankError, match=r"torch numbers RPC workers up to 32767.*%ddp_restart"):
+    with pytest.raises(RankError, match=r"the ids of RPC workers must be at most 32767.*%ddp_restart"):
         session.run(INIT, timeout_s=10)

@@ -101,6 +101,6 @@ def test_code_that_fails_leaves_no_tracker(ranks, monkeypatch):
 
 def test_two_models_in_fsdp_are_named(ranks):
     ranks.run(f"model = shard(make()); other = shard(make()); {_ADAM}", quiet=True)
-    with pytest.raises(RankError, match="one model in FSDP at a time, here are model, other"):
+    with pytest.raises(RankError, match="one FSDP model at a time, got model, other"):
         ranks.memory("step()")
     ranks.run("del other", quiet=True)

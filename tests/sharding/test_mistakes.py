@@ -197,9 +197,8 @@ def test_averaging_after_unscale(ranks, how):
     ranks.run(f"{scaler}\nfor _ in range(3): step({how}, True, scaler)", quiet=True)
     (found,) = ranks.check().mistakes
     assert found == (
-        "ranks 0,1: gradients were averaged by all_reduce 3 times after scaler.unscale_(optimizer), which had "
-        "looked for inf on each rank alone: a rank that found one skips its step, and the others step with it; average "
-        "before it"
+        "ranks 0,1: gradients were averaged by all_reduce 3 times after scaler.unscale_(optimizer), which checks for "
+        "inf on each rank alone. A rank with inf skips its step, and the others do not; average before unscale_"
     )
     for right in (
         f"{scaler}\nfor _ in range(3): step({how}, False, scaler)",
@@ -312,8 +311,8 @@ def test_one_distributed_checkpoint_in_two_places(ranks, tmp_path):
     ):
         (found,) = mistakes(ranks, f"{_SHARDED}where = f'{tmp_path}/{{rank}}'; dcp.{save}")
         assert found == (
-            f"ranks 0,1: they saved one checkpoint to {tmp_path}/0 on rank 0, {tmp_path}/1 on rank 1: none of these "
-            "can be loaded, since its parts and what tells of them lie apart; give all ranks the same path"
+            f"ranks 0,1 saved one checkpoint to different paths: {tmp_path}/0 on rank 0, {tmp_path}/1 on rank 1. None "
+            "of these can be loaded, because each has only some of its parts; pass the same path on all ranks"
         )
         assert mistakes(ranks, f"{_SHARDED}where = '{tmp_path}/both'; dcp.{save}") == ()
     with pytest.raises(RankError, match="CheckpointException"):  # the reason for it
@@ -334,8 +333,8 @@ def test_a_checkpoint_that_is_refused_was_saved_nowhere(ranks, tmp_path):
 def test_a_checkpoint_that_some_ranks_do_not_save(ranks, tmp_path):
     (found,) = mistakes(ranks, f"{_SHARDED}if rank == 0: torch.save(model.state_dict(), '{tmp_path}/model.pt')")
     assert found == (
-        f"rank 0: torch.save wrote this rank's part of 2 tensors to {tmp_path}/model.pt, and rank 1 saved none: save "
-        "with torch.distributed.checkpoint on all ranks, or what get_model_state_dict gives with "
+        f"rank 0: torch.save wrote this rank's part of 2 tensors to {tmp_path}/model.pt, and rank 1 saved none. Save "
+        "with torch.distributed.checkpoint on all ranks, or save the result of get_model_state_dict with "
         "StateDictOptions(full_state_dict=True)"
     )
     assert mistakes(ranks, f"{_SHARDED}torch.save(model.state_dict(), f'{tmp_path}/model{{rank}}.pt')") == ()
@@ -452,7 +451,7 @@ def test_what_refuses_to_be_looked_at_is_saved_all_the_same(ranks, tmp_path):
             "this Linear was not given to fully_shard, though its parameters are DTensors: call reshard on a model "
             "that was, or call fully_shard on this Linear as well, before that",
         ),
-        ("make(4, 4)[0].weight.full_tensor()", "this tensor of shape (4, 4) is not sharded: it is no DTensor"),
+        ("make(4, 4)[0].weight.full_tensor()", "this tensor of shape (4, 4) is a plain tensor, not a DTensor"),
     ],
 )
 def test_a_value_that_is_not_sharded_is_named_in_the_error(ranks, code, words):

@@ -89,9 +89,9 @@ def test_partial_sums_and_tensors_of_ranks_own(ranks):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("nothing", "ranks 0-3: there is no variable 'nothing'"),
+        ("nothing", "ranks 0-3: undefined variable 'nothing'"),
         ("net.9", "net has no '9'"),
-        ("rank", "rank is of class int: placement takes a model or a tensor"),
+        ("rank", "placement needs a model or a tensor, but rank is of type int"),
     ],
 )
 def test_what_has_no_placement_is_named(ranks, name, words):

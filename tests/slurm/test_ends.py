@@ -173,7 +173,7 @@ def test_what_says_that_the_time_is_nearly_over_has_loops_save(slurm, tmp_path, 
         later = session.submit(loop, quiet=True)
         wait_until(begun.exists, 20.0, "a step")
         warn(slurm, job)
-        with pytest.raises(RankError, match=rf"saved what they had before step \d+: {tmp_path}/step-\d+\."):
+        with pytest.raises(RankError, match=rf"saved their state before step \d+ to {tmp_path}/step-\d+\."):
             later.result(timeout=60)
         if warn is _by_signal:
             assert session.run("dist.barrier(); 1", quiet=True)[1].result == "1"

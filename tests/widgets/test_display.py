@@ -227,7 +227,7 @@ def test_a_run_of_before_is_brought_back(browser):
 
     asked = browser.kernel.start("%ddp_monitor 777")
     failed = browser.kernel.finish(asked)
-    assert re.search(r"nothing is recorded of In \[777\]; there is something of (In \[\d+\](, )?)+$", failed.evalue)
+    assert re.search(r"In \[777\] was not recorded; the latest recorded cells: (In \[\d+\](, )?)+$", failed.evalue)
 
 
 @pytest.mark.long
@@ -373,7 +373,7 @@ def test_a_recording_remains_after_the_stop_until_the_next_start(browser, tmp_pa
     said = browser.run("%ddp_report").stdout.splitlines()
     assert said[0] == line and "60 communication calls" in said[1], said
     assert re.fullmatch(
-        r"nothing is recorded of In \[777\]; there is something of In \[\d+\]", failed("%ddp_monitor 777")
+        r"In \[777\] was not recorded; the latest recorded cells: In \[\d+\]", failed("%ddp_monitor 777")
     )
     browser.messages.clear()
     assert browser.run("%ddp_monitor").stdout == f"{line}\n"

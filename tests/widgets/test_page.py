@@ -214,6 +214,6 @@ def test_an_empty_recording_has_a_page_too(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path):
-    with pytest.raises(UsageError, match=r"^there is no folder '.*nowhere' to write run.html to; make it first$"):
+    with pytest.raises(UsageError, match=r"^the folder '.*nowhere' for run.html does not exist; create it first$"):
         Recording(2).save_html(tmp_path / "nowhere" / "run.html")
     assert list(tmp_path.iterdir()) == []

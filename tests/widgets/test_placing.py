@@ -58,7 +58,9 @@ def test_the_last_of_the_cells_with_one_prompt_is_found():
     recording.prompts.clear()
     assert find_cell(recording, 6) == 6, "no cell has this prompt, but one has this number and no prompt"
     recording.prompts.update({6: "In [9]"})
-    with pytest.raises(UsageError, match=r"of In \[6\]; there is something of cell 1, cell 2, In \[9\]$"):
+    with pytest.raises(
+        UsageError, match=r"In \[6\] was not recorded; the latest recorded cells: cell 1, cell 2, In \[9\]$"
+    ):
         find_cell(recording, 6)
 
 

@@ -194,9 +194,9 @@ def test_a_silent_view_gets_the_snapshot_again(monkeypatch):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (None, r"^there is no recording to show: no ranks are running"),
+        (None, r"^Monitor needs a recording, but no ranks are running"),
         ("run.npz", r"^'run.npz' is a path; load it: Monitor\(ddp_notebook.load\('run.npz'\)\)"),
-        (3, r"^a monitor shows a session or a recording, not int"),
+        (3, r"^Monitor needs a session or a recording, got int"),
     ],
 )
 def test_what_a_monitor_cannot_show_is_named(wrong, words):

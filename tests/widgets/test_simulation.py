@@ -116,8 +116,8 @@ def test_one_rank_and_one_step_are_enough():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"world_size": 0}, r"^simulate\(world_size=0\) has nothing to simulate"),
-        ({"steps": -1}, r"^simulate\(steps=-1"),
+        ({"world_size": 0}, r"^world_size must be greater than 0, got 0"),
+        ({"steps": -1}, "^steps must be greater than 0, got -1"),
     ],
 )
 def test_nothing_cannot_be_simulated(arguments, words):

@@ -103,9 +103,9 @@ class Stepper(DisplayedLesson):
     ) -> None:
         """Choose another algorithm or other data, and restart. Takes the arguments of the class."""
         if name not in plans.ALGORITHMS:
-            raise UsageError(f"there is no algorithm {name!r}; there are {', '.join(plans.ALGORITHMS)}")
+            raise UsageError(f"the algorithm must be one of {', '.join(plans.ALGORITHMS)}, got {name!r}")
         if dtype not in _DTYPES:
-            raise UsageError(f"dtype {dtype!r} is none of {', '.join(_DTYPES)}")
+            raise UsageError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
         n = self._runner.session.world_size
         if inputs is not None:
             elements = _length(inputs, n)
@@ -114,10 +114,10 @@ class Stepper(DisplayedLesson):
         elif elements is None:
             elements = 2 * n if nbytes is None else nbytes // np.dtype(dtype).itemsize
         if elements < 1:
-            raise UsageError("there is no data: elements, nbytes, inputs or sizes says how much there is")
+            raise UsageError(f"the data must have at least 1 element, got {elements}: pass elements, nbytes or sizes")
         chunk_sizes = tuple(sizes) if sizes is not None else _even(elements, n)
         if len(chunk_sizes) != n or sum(chunk_sizes) != elements or min(chunk_sizes) < 0:
-            raise UsageError(f"sizes {list(chunk_sizes)}: {n} chunks that are {elements} elements together")
+            raise UsageError(f"sizes must be {n} sizes of chunks with the sum {elements}, got {list(chunk_sizes)}")
         self.name, self.dtype, self.sizes, self.elements = name, dtype, chunk_sizes, elements
         self._inputs = None if inputs is None else {rank: list(values) for rank, values in inputs.items()}
         if self._inputs is None and elements <= _MOST_WHOLE:
@@ -350,7 +350,7 @@ def _length(inputs: Mapping[int, Sequence[float]], world_size: int) -> int:
     """Return the number of elements of each rank."""
     lengths = {len(values) for values in inputs.values()}
     if len(lengths) != 1 or set(inputs) != set(range(world_size)):
-        raise UsageError(f"inputs: each of the {world_size} ranks has data of the same length")
+        raise UsageError(f"inputs must have the same number of elements for each of the {world_size} ranks")
     return lengths.pop()
 
 

@@ -137,10 +137,10 @@ def measure(
     names = list(ALGORITHMS if algorithms is None else algorithms)
     for name in names:
         if name not in plans.REDUCES:
-            raise UsageError(f"{name!r} is none of the algorithms that all reduce: {', '.join(plans.REDUCES)}")
+            raise UsageError(f"algorithms must be among {', '.join(plans.REDUCES)}, got {name!r}")
     chosen = sorted({int(nbytes) for nbytes in (SIZES if sizes is None else sizes)})
     if not chosen or chosen[0] < 4:
-        raise UsageError(f"sizes {chosen}: bytes of float32 data are needed, 4 or more")
+        raise UsageError(f"sizes must be numbers of bytes, each at least 4 (one float32), got {chosen}")
     runner = LessonRunner(running(session))
     own = runner.session
     told = runner.ask(

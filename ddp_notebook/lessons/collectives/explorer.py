@@ -51,7 +51,7 @@ class Happened:
     seconds: float
 
     def __repr__(self) -> str:
-        outcome = f"{self.error}: {self.message}" if self.error else f"nobody noticed: {_words(self.values)}"
+        outcome = f"{self.error}: {self.message}" if self.error else f"no error was raised: {_words(self.values)}"
         return f"wrong {self.kind} on rank {self.rank}, after {self.seconds:.1f} s: {outcome}"
 
 
@@ -142,8 +142,8 @@ class Explorer(DisplayedLesson):
             dtype=dtype,
             sizes=(sizes,) if isinstance(sizes, int) else tuple(sizes),
         )
-        if max(self.call.input_size(rank) for rank in known) > _MOST_ELEMENTS:
-            raise UsageError(f"more than {_MOST_ELEMENTS} elements of a rank are no picture; choose smaller sizes")
+        if (largest := max(self.call.input_size(rank) for rank in known)) > _MOST_ELEMENTS:
+            raise UsageError(f"a rank must have at most {_MOST_ELEMENTS} elements, got {largest}: pass smaller sizes")
         self._forget()
         self._inputs = theory.default_inputs(self.call)
         if inputs is not None:
@@ -164,10 +164,10 @@ class Explorer(DisplayedLesson):
         taken = dict(self._inputs)
         for rank, values in given.items():
             if rank not in taken:
-                raise UsageError(f"there is no rank {rank}; the ranks are 0 to {self.call.world_size - 1}")
+                raise UsageError(f"rank {rank} does not exist; the ranks are 0 to {self.call.world_size - 1}")
             size = self.call.input_size(rank)
             if len(values) != size:
-                raise UsageError(f"rank {rank} brings {size} elements to this {self.call.op}, not {len(values)}")
+                raise UsageError(f"rank {rank} must have {size} elements for {self.call.op}, got {len(values)}")
             taken[rank] = _numbers(values, self.call.dtype)
         self._inputs = taken
         self._forget()
@@ -217,7 +217,7 @@ class Explorer(DisplayedLesson):
             UsageError: The collective was not run yet.
         """
         if self.result is None:
-            raise UsageError("run it first: explorer.run()")
+            raise UsageError("the collective was not run yet: call explorer.run()")
         specified = self.expected()
         found = {}
         for rank, real in self.result.items():
@@ -236,7 +236,7 @@ class Explorer(DisplayedLesson):
             UsageError: The collective was not run yet.
         """
         if self.result is None:
-            raise UsageError("run it first: explorer.run()")
+            raise UsageError("the collective was not run yet: call explorer.run()")
         specified = self.expected()
         return specified.keys() <= self.result.keys() and all(
             all(theory.agree(self.call, values, self.result[rank])) for rank, values in specified.items()
@@ -253,7 +253,7 @@ class Explorer(DisplayedLesson):
             UsageError: This call cannot be wrong in this way.
         """
         if kind not in self.kinds_of_wrong:
-            raise UsageError(f"{self.call.op} can be wrong in {', '.join(self.kinds_of_wrong)}, not in {kind!r}")
+            raise UsageError(f"kind must be one of {', '.join(self.kinds_of_wrong)} for {self.call.op}, got {kind!r}")
         who = list(self.call.actors)[-1] if rank is None else rank
         if who not in list(self.call.actors):
             raise UsageError(f"rank {who} does not take part; {list_ranks(list(self.call.actors))} do")
@@ -395,7 +395,7 @@ def _size_of(op: str, inputs: Mapping[int, Sequence[float]], ranks: Sequence[int
     longest = max((len(values) for values in inputs.values()), default=0)
     if op in theory.CHUNKED:
         if longest % len(ranks):
-            raise UsageError(f"{longest} elements are no {len(ranks)} equal chunks; give sizes")
+            raise UsageError(f"{longest} elements cannot be split into {len(ranks)} equal chunks; pass sizes=")
         return longest // len(ranks)
     return longest
 
@@ -404,11 +404,13 @@ def _numbers(values: Sequence[float], dtype: str) -> theory.Array:
     try:
         found = np.array(values, np.float64)
     except (TypeError, ValueError):
-        raise UsageError(f"{list(values)}: numbers are needed") from None
+        raise UsageError(f"inputs must be numbers, got {list(values)}") from None
     if not dtype.startswith("float"):
         limits = np.iinfo(dtype)
         if (found != np.round(found)).any() or (found < limits.min).any() or (found > limits.max).any():
-            raise UsageError(f"{list(values)}: {dtype} takes whole numbers from {limits.min} to {limits.max}")
+            raise UsageError(
+                f"inputs of {dtype} must be whole numbers from {limits.min} to {limits.max}, got {list(values)}"
+            )
     return found.astype(dtype)
 
 

@@ -349,31 +349,37 @@ def _check(call: CollectiveCall) -> None:
         if not holds:
             raise UsageError(words)
 
-    must(call.op in OPS, f"there is no collective {call.op!r}; there are {', '.join(OPS)}")
-    must(call.dtype in DTYPES, f"dtype {call.dtype!r} is none of {', '.join(DTYPES)}")
+    must(call.op in OPS, f"op must be one of {', '.join(OPS)}, got {call.op!r}")
+    must(call.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got {call.dtype!r}")
     known = range(call.world_size)
     must(
         all(rank in known for rank in call.ranks) and len(set(call.ranks)) == len(call.ranks),
-        f"group {list(call.ranks)}: the ranks are 0 to {call.world_size - 1}, each at most once",
+        f"group must be different ranks from 0 to {call.world_size - 1}, got {list(call.ranks)}",
     )
     must(len(call.ranks) > 1, "a group needs at least two ranks")
-    must(call.group == tuple(sorted(call.group)), f"group {list(call.group)}: torch orders the ranks of a group itself")
-    must(call.reduce_op in REDUCE_OPS, f"op {call.reduce_op!r} is none of {', '.join(REDUCE_OPS)}")
+    must(call.group == tuple(sorted(call.group)), f"group must be in ascending order, got {list(call.group)}")
+    must(call.reduce_op in REDUCE_OPS, f"reduce_op must be one of {', '.join(REDUCE_OPS)}, got {call.reduce_op!r}")
     if call.op in REDUCING:
         legal = legal_reduce_ops(call.dtype)
-        must(call.reduce_op in legal, f"{call.reduce_op} of {call.dtype}: torch has {', '.join(legal)} for it")
+        must(
+            call.reduce_op in legal,
+            f"reduce_op for {call.dtype} must be one of {', '.join(legal)}, got {call.reduce_op}",
+        )
     if call.op in ROOTED:
         must(call.root in call.ranks, f"root {call.root} is not in the group of ranks {list(call.ranks)}")
     if call.op in POINT_TO_POINT:
         must(call.peer in call.ranks, f"receiver {call.peer} is not in the group of ranks {list(call.ranks)}")
         must(call.peer != call.root, f"rank {call.root} cannot send to itself")
-    must(all(size >= 0 for size in call.sizes) and sum(call.sizes) > 0, f"sizes {list(call.sizes)}: nothing to send")
+    must(
+        all(size >= 0 for size in call.sizes) and sum(call.sizes) > 0,
+        f"sizes must have a positive sum, got {list(call.sizes)}",
+    )
     if len(call.sizes) > 1:
         must(
             call.op in MAY_BE_UNEVEN,
-            f"{call.op} takes the same size on all ranks; of the collectives here only all_to_all takes others",
+            f"{call.op} needs the same size on all ranks; only all_to_all supports different sizes",
         )
         must(
             len(call.sizes) == len(call.ranks),
-            f"sizes {list(call.sizes)}: one for each of the {len(call.ranks)} ranks of the group",
+            f"sizes must have one entry per rank of the group ({len(call.ranks)}), got {list(call.sizes)}",
         )

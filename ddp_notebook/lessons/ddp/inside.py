@@ -150,7 +150,7 @@ class InsideDDP:
         from ddp_notebook.lessons.ddp import run_pictures
 
         if not (chosen := runs or tuple(self.runs)):
-            raise UsageError("there is nothing to compare: `run` comes first")
+            raise UsageError("no runs to compare: call run() first")
         return run_pictures.compare(chosen)
 
     def table(self, *runs: Run) -> str:

@@ -42,11 +42,11 @@ class Options:
     def __post_init__(self) -> None:
         if self.comm_hook not in HOOKS:
             names = ", ".join(map(repr, HOOKS))
-            raise UsageError(f"there is no comm hook {self.comm_hook!r} here; choose among {names}")
+            raise UsageError(f"comm_hook must be one of {names}, got {self.comm_hook!r}")
         for name in ("bucket_cap_mb", "link_mb_s", "powersgd_rank"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise UsageError(f"{name} is above 0, not {value}")
+                raise UsageError(f"{name} must be greater than 0, got {value}")
 
     def changed(self, changes: Mapping[str, Any], world_size: int) -> Options:
         """Return a copy with some changed options.
@@ -60,10 +60,10 @@ class Options:
         """
         names = [one.name for one in fields(self)]
         if unknown := set(changes) - set(names):
-            raise UsageError(f"there is no option {', '.join(sorted(unknown))}; the options are {', '.join(names)}")
+            raise UsageError(f"unknown option {', '.join(sorted(unknown))}; the options are {', '.join(names)}")
         found = replace(self, **changes)
         if found.straggler is not None and found.straggler not in range(world_size):
-            raise UsageError(f"rank {found.straggler} cannot be late: the ranks are 0 to {world_size - 1}")
+            raise UsageError(f"straggler must be a rank from 0 to {world_size - 1}, got {found.straggler}")
         return found
 
     @property

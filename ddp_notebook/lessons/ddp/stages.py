@@ -91,8 +91,8 @@ class Stages:
         after = self._driver.weights()
         was = "agree" if differed.agrees else f"differ in {len(differed.differences)} parameters"
         text = (
-            f"Each rank drew weights of its own; before, the ranks {was}.\nDDP broadcasts what rank 0 has. After it: "
-            f"{agreement!r}"
+            f"Each rank initialized its own weights; before, the ranks {was}.\nDDP broadcasts those of rank 0. After "
+            f"it: {agreement!r}"
         )
         return Stage(
             number=1,
@@ -109,8 +109,8 @@ class Stages:
         losses = self._driver.found()
         passes = self._options.no_sync
         text = (
-            "Each rank has a batch of its own, so each has a loss of its own. "
-            + ("Nothing is sent." if not told else "Only the new order of the buckets is: that of rank 0, for all.")
+            "Each rank has its own batch, and so its own loss. "
+            + ("Nothing is sent." if not told else "Only rank 0's new order of the buckets is sent to all ranks.")
             + (f"\nBefore it, {passes} passes in no_sync() left their gradients on their rank." if passes else "")
         )
         return Stage(number=2, title="forward: every rank alone", text=text, losses=losses, calls=told)
@@ -124,7 +124,7 @@ class Stages:
         full = f"{self._held} buckets are" if self._held != 1 else "1 bucket is"
         text = (
             "Autograd goes from the last layer to the first. As a gradient becomes ready, a hook of DDP puts it into "
-            f"its bucket; {full} full now, and kept back here so that you can look.\n"
+            f"its bucket; {full} full now, and held back so that you can inspect them.\n"
             f"The gradient of {self._driver.parameter} is that of each rank's own batch: {_in_words(agreement)}"
         )
         return Stage(

@@ -23,8 +23,8 @@ class MessageStory:
 STORIES = {
     "blocking": MessageStory(
         title="send and recv block",
-        lesson="send comes back when the message is on its way to a receiver that is there; recv when it has come. "
-        "Whoever is early waits for the other.",
+        lesson="send returns when the receiver takes the message; recv returns when the message has arrived. The "
+        "earlier rank waits for the other.",
         code="""\
 x = torch.full((4,), float(rank))
 if rank == 0:
@@ -36,8 +36,8 @@ told = x.tolist()""",
     ),
     "nonblocking": MessageStory(
         title="isend and irecv do not",
-        lesson="isend and irecv come back at once with a work; wait() blocks as long as it is not done. What is "
-        "computed in between costs nothing.",
+        lesson="isend and irecv return a work immediately; wait() blocks until it is done. Computation between them "
+        "overlaps with the transfer.",
         code="""\
 x = torch.full((4,), float(rank))
 if rank == 0:
@@ -52,9 +52,8 @@ told = x.tolist()""",
     ),
     "race": MessageStory(
         title="a race: the buffer is changed before wait()",
-        lesson="Until wait() has returned, the tensor belongs to the message: what is written to it earlier may be "
-        "sent. Here the receiver comes late, and gets all of that; one who waits already gets all, some or none of "
-        "it, as it happens.",
+        lesson="Until wait() has returned, the tensor belongs to the message: earlier writes to it may be sent. Here "
+        "the receiver is late and gets all of them; a receiver that already waits gets all, some or none.",
         code="""\
 x = torch.ones(4_000_000)
 if rank == 0:
@@ -68,7 +67,7 @@ told = x[::15625].tolist()""",
     ),
     "no race": MessageStory(
         title="no race: the buffer is changed after wait()",
-        lesson="After wait() the tensor is one's own again, and what was sent is what it held before.",
+        lesson="After wait() the tensor can be changed: the message has its earlier contents.",
         code="""\
 x = torch.ones(4_000_000)
 if rank == 0:
@@ -82,7 +81,7 @@ told = x[::15625].tolist()""",
     ),
     "any source": MessageStory(
         title="recv from any source",
-        lesson="recv without src takes the message that comes first, and returns whose it was.",
+        lesson="recv without src takes the first message, and returns the rank of its sender.",
         code="""\
 x = torch.full((4,), float(rank))
 if rank == 0:
@@ -94,8 +93,8 @@ else:
     ),
     "tags": MessageStory(
         title="tags",
-        lesson="Messages between two ranks come in the order in which they were sent, unless tags tell them apart: "
-        "recv takes the one with its tag.",
+        lesson="Messages between two ranks arrive in the order in which they were sent. With tags, recv takes the "
+        "next message with its tag.",
         code="""\
 a, b = torch.tensor([1.0]), torch.tensor([2.0])
 told = []
@@ -111,8 +110,8 @@ elif rank == 1:
     ),
     "deadlock": MessageStory(
         title="a deadlock of two sends",
-        lesson="Both send first, and a send waits for its recv: each waits for the other, for ever. One of them has to "
-        "receive first, or isend.",
+        lesson="Both ranks send first, and a send waits for its recv: each waits for the other forever. One of them "
+        "has to receive first, or use isend.",
         code="""\
 x = torch.full((1_000_000,), float(rank))
 y = torch.empty_like(x)

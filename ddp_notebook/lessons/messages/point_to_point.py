@@ -75,7 +75,7 @@ class Scene(DisplayedLesson):
         """Play the scene again, or another one."""
         name = self.name if name is None else name
         if name not in STORIES:
-            raise UsageError(f"there is no scene {name!r}; there are {', '.join(STORIES)}")
+            raise UsageError(f"the scene must be one of {', '.join(STORIES)}, got {name!r}")
         self.name = name
         self.story = STORIES[name]
         self.error = ""
@@ -367,7 +367,7 @@ def _strip(axes: Axes, values: Sequence[float]) -> None:
     axes.spines[:].set_visible(False)
     changed = sum(value != 1 for value in values) / len(values)
     axes.set_xlabel(
-        f"what rank 1 has received, first element to last: blue as it was at isend, orange changed ({changed:.0%})",
+        f"data received by rank 1, first element to last: blue as at isend, orange changed after it ({changed:.0%})",
         fontsize=8,
         color=INK,
     )

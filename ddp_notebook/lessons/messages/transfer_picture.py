@@ -130,7 +130,7 @@ def _running() -> Recording:
 
     session = current()
     if session is None:
-        raise UsageError("no ranks run whose messages could be drawn; start some: %ddp_start 4")
+        raise UsageError("no ranks are running, so no messages can be drawn; start ranks with %ddp_start 4")
     return session.recording
 
 
@@ -138,7 +138,7 @@ def _calls(recording: Recording, cell: int | None) -> list[Collective]:
     found = [call for call in recording.collectives(cell=cell) if call.is_point_to_point]
     last = max((call.cell for call in found), default=None)
     if last is None:
-        raise UsageError("nothing was sent from one rank to another" + (f" in cell {cell}" if cell is not None else ""))
+        raise UsageError("no message between two ranks was recorded" + (f" in cell {cell}" if cell is not None else ""))
     return [call for call in found if call.cell == last]
 
 

@@ -137,13 +137,13 @@ class PipelineLesson:
             RankError: torch does not accept the numbers for this schedule.
         """
         if schedule not in SCHEDULES:
-            raise UsageError(f"there is no schedule {schedule!r}; there are {', '.join(SCHEDULES)}")
+            raise UsageError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}")
         if not 1 <= microbatches <= MOST_MICROBATCHES:
-            raise UsageError(f"{microbatches} microbatches: take 1 to {MOST_MICROBATCHES}")
+            raise UsageError(f"microbatches must be 1 to {MOST_MICROBATCHES}, got {microbatches}")
         if guess is not None and not 0 <= guess <= 1:
-            raise UsageError(f"a guess of {guess:g}: a bubble is a share of the time, 0 to 1")
+            raise UsageError(f"guess must be a share of the time from 0 to 1, got {guess:g}")
         if not 0 <= stage_ms <= 100:
-            raise UsageError(f"stage_ms={stage_ms:g}: take 0 to 100")
+            raise UsageError(f"stage_ms must be 0 to 100, got {stage_ms:g}")
         name, places = SCHEDULES[schedule]
         several = places.count(",") + 1
         told = self._runner.ask(

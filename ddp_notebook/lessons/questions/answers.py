@@ -40,7 +40,7 @@ QUESTIONS: dict[str, Question] = {
     # ---- 04: processes, ranks, nodes, groups
     "04/boxes": Question(
         answer=lambda size: {rank: 1 for rank in range(size)},
-        why="each process has a list of its own, and has put one number into it.",
+        why="each process has its own list, and has put one number into it.",
         hint="Ask yourself whether two processes can put something into the same Python list.",
         traps=lambda size: {size: f"{size} would be the length of one list that all ranks share."},
     ),
@@ -81,20 +81,20 @@ QUESTIONS: dict[str, Question] = {
     # ---- 05: point to point
     "05/who-waits": Question(
         answer="sender",
-        why="gloo's send comes back when the receiver has taken the data, so rank 0 waited for rank 1.",
+        why="send of gloo returns when the receiver has taken the data, so rank 0 waited for rank 1.",
         hint="Look at the seconds: one of the two had nothing to do until the other came.",
-        traps={"receiver": "The receiver came last, so everything was there already."},
+        traps={"receiver": "The receiver started last, so it did not have to wait."},
     ),
     "05/changed": Question(
         answer=[100.0, 100.0],
-        why="rank 1 asked for the data after rank 0 had changed them, and what it got is what was in the buffer then.",
+        why="rank 1 received after rank 0 had changed the data, so it got the changed buffer.",
         hint="isend only notes where the data are. They are read when rank 1 is ready, and rank 0 had gone on by then.",
         traps={(0.0, 0.0): "That is what rank 0 wanted to send."},
     ),
     "05/first-comer": Question(
         answer=lambda size: size - 1,
         why="the last rank sleeps for the shortest time, so its message comes first.",
-        hint="Rank 0 takes whatever comes first. Who sleeps for the shortest time?",
+        hint="Rank 0 takes the first message. Which rank sleeps for the shortest time?",
     ),
     "05/tags": Question(
         answer=["second", "first"],
@@ -110,7 +110,7 @@ QUESTIONS: dict[str, Question] = {
     "06/all-reduce": Question(
         answer=lambda size: {r: [sum(range(1, size + 1)), 10.0 * sum(range(1, size + 1))] for r in range(size)},
         why="the sums, the same on every rank.",
-        hint="Add up the first numbers of all ranks, and then the second ones; everybody gets both sums.",
+        hint="Add up the first numbers of all ranks, and then the second ones; every rank gets both sums.",
     ),
     "06/reduce-op": Question(
         answer=lambda size: {
@@ -133,12 +133,12 @@ QUESTIONS: dict[str, Question] = {
             "each rank keeps its share of the sum": "reduce_scatter",
             "each rank has tokens for each other rank": "all_to_all",
         },
-        why="these five are most of what distributed training says.",
-        hint="Who has the data before, and who needs what afterwards?",
+        why="distributed training mostly uses these five collectives.",
+        hint="Which ranks have the data before, and which ranks need which data afterwards?",
     ),
     "06/mean": Question(
         answer=lambda size: {rank: (size * size - 1) / 2 for rank in range(size)},
-        why="the sum of all numbers over how many there are.",
+        why="the sum of all numbers, divided by their count.",
         hint="The ranks have different amounts of numbers, so a mean of their means counts some more than others. Add "
         "up sums and counts, and divide at the end.",
     ),
@@ -146,15 +146,15 @@ QUESTIONS: dict[str, Question] = {
     "07/server-bytes": Question(
         answer=lambda size: 2 * (size - 1) * 48,
         why="48 bytes come in from every other rank, and 48 bytes go out to every other rank.",
-        hint="Count both directions: what comes in at the server from each other rank, and what goes out to it.",
+        hint="Count both directions: the server receives from each other rank, and sends to it.",
     ),
     "07/ring-bytes": Question(
         answer=700,
         why="2 * 7 / 8 * 400 MB. A hundred ranks would send hardly more: 792 MB each.",
         hint="A rank sends 2 (N - 1) chunks, and a chunk is the N-th part of the data.",
         traps={
-            2800: "That is what it costs to send the whole tensor around, N - 1 times.",
-            350: "That is half of it: the sums are there, but each rank has one chunk of them.",
+            2800: "Those are the bytes of sending the whole tensor around, N - 1 times.",
+            350: "That is the first half: the sums are complete, but each rank has only one chunk of them.",
         },
     ),
     "07/server-load": Question(
@@ -165,7 +165,7 @@ QUESTIONS: dict[str, Question] = {
     ),
     "07/steps": Question(
         answer={"ring": 14, "tree": 6},
-        why="2 (N - 1) against 2 log2 N: small tensors prefer the tree, large ones do not care.",
+        why="2 (N - 1) against 2 log2 N: the tree is faster for small tensors; for large ones the bytes count.",
         hint="The ring goes round twice, less one step each time. The tree halves, then doubles: log2(8) steps each.",
     ),
     "07/which": Question(
@@ -176,7 +176,7 @@ QUESTIONS: dict[str, Question] = {
     # ---- 08: distributed SGD by hand
     "08/lost": Question(
         answer=2,
-        why="1257 + 359 + 179 is 1795: int() cuts off 0.9, 0.4 and 0.7 of an image, and two images belong to nobody.",
+        why="1257 + 359 + 179 is 1795: int() cuts off 0.9, 0.4 and 0.7 of an image, and no rank gets the last two.",
         hint="Work out 0.7, 0.2 and 0.1 of 1797, cut each down to a whole number, and add them up.",
         traps={0: "The shares add up to 1, but the whole numbers do not add up to 1797.", 1: "Add up the three."},
     ),
@@ -187,15 +187,15 @@ QUESTIONS: dict[str, Question] = {
             "average parameters before each step": False,
             "average parameters after each step, Adam": False,
         },
-        why="what is linear in the gradient can be averaged before or after; Adam is not linear, and a mean that comes "
-        "before the step does not bring the ranks together.",
+        why="an update that is linear in the gradient can be averaged before or after. Adam is not linear. With a "
+        "mean before the step, each rank still makes its own step.",
         hint="Write one step as w - lr * g, and ask whether the mean over the ranks may be taken inside or outside.",
     ),
     "08/dealt": Question(
         answer=lambda size: math.ceil(1258 / size) * size,
-        why="every rank gets as many as the others, so some images are dealt twice where it does not come out even.",
-        hint="All ranks get equally many, and nobody goes short: round 1258 up to the next multiple of the world size.",
-        traps=lambda size: {1258 // size * size: "That is what it deals with drop_last=True."} if 1258 % size else {},
+        why="every rank gets the same number, so some images are used twice if the division has a remainder.",
+        hint="All ranks get the same number, and no image is left out: round 1258 up to a multiple of the world size.",
+        traps=lambda size: {1258 // size * size: "That is the number with drop_last=True."} if 1258 % size else {},
     ),
     "08/uneven": Question(
         answer=True,
@@ -208,13 +208,15 @@ QUESTIONS: dict[str, Question] = {
         answer="last",
         why="backward begins at the last layer, so its gradients are ready first, and their bucket is sent first.",
         hint="Which layer's gradients does autograd compute first?",
-        traps={"first": "The first layer is the last that backward comes to."},
+        traps={"first": "The backward reaches the first layer last."},
     ),
     "09/slow-link": Question(
         answer="fp16",
-        why="where the link is slow the bytes take the time: half of them take half of it, in buckets of any size.",
+        why="on a slow link the time depends on the bytes: half the bytes take half the time, with any bucket size.",
         hint="Small buckets hide communication behind the backward, but only as long as the backward lasts.",
-        traps={"small buckets": "They can hide no more than the backward lasts, and it is short beside the transfer."},
+        traps={
+            "small buckets": "They hide only as much as the backward takes, which is short compared to the transfer."
+        },
     ),
     "09/default-device": Question(
         answer={
@@ -235,7 +237,7 @@ QUESTIONS: dict[str, Question] = {
         traps={
             4: "Every pass synchronises still.",
             "another gradient": "It sends once, but the gradient is not the mean over all four.",
-            0: "The last pass has to synchronise, or every rank steps with a gradient of its own.",
+            0: "The last pass has to synchronise, or every rank steps with its own gradient.",
         },
     ),
     # ---- 10: calls to other ranks, and references
@@ -247,9 +249,9 @@ QUESTIONS: dict[str, Question] = {
     ),
     "10/naps": Question(
         answer=0.2,
-        why="each call has a thread of its own at the callee, so all five sleep at the same time.",
-        hint="rpc_async comes back at once, so the second call is made while the first one sleeps.",
-        traps={1.0: "So it would be with rpc_sync, one after the other."},
+        why="each call has its own thread at the callee, so all five sleep at the same time.",
+        hint="rpc_async returns immediately, so the second call is made while the first one sleeps.",
+        traps={1.0: "That would be rpc_sync, with one call after the other."},
         tolerance=0.5,
     ),
     "10/agent-calls": Question(
@@ -260,27 +262,27 @@ QUESTIONS: dict[str, Question] = {
     ),
     "10/sum-by-calls": Question(
         answer=lambda size: {rank: size * (size + 1) // 2 for rank in range(size)},
-        why="each call brought one number, and the last of them let all be answered.",
+        why="each call brought one number, and the last call completed all futures.",
         hint="worker0 keeps each number with its future, and fills all futures when world_size of them are there. "
         "Every rank calls init_rpc, the function on worker0, and shutdown; async_execution lets it return a future.",
     ),
     # ---- 11: distributed autograd, and parameter servers
     "11/gradients": Question(
         answer="in the context",
-        why="several backwards may go through the same weights at the same time, each in a context of its own.",
+        why="several backwards may use the same weights at the same time, each in its own context.",
         hint="Ask what would be in .grad if two trainers went through one server at the same time.",
     ),
     "11/forgotten": Question(
         answer="nothing",
         why="without a context the tensors travel as numbers only, and the backward ends where they came in.",
-        hint="Who would tell worker1 that there is a backward?",
-        traps={"ones": "Within a context it would be."},
+        hint="How would worker1 learn of the backward?",
+        traps={"ones": "That would be right within a context."},
     ),
     "11/staleness": Question(
         answer=lambda size: 2 * (size - 1) - 1,
         why="while one trainer computes, each of the others pushes once.",
         hint="Between the fetch and the push of one trainer: how many times does each of the others push?",
-        traps={0: "So it is where all wait for each other."},
+        traps={0: "That is right if all trainers wait for each other."},
     ),
     "11/which": Question(
         answer={
@@ -294,7 +296,7 @@ QUESTIONS: dict[str, Question] = {
     ),
     "11/bounded": Question(
         answer=[True, True, False, True, True],
-        why="the third gradient had been passed by two updates; what is not taken makes no new version either.",
+        why="the third gradient was two updates old; a rejected gradient does not increase the version.",
         hint="Compare version with self.version, take the step and count it under the lock, or else return False.",
         traps={(True, True, True, True, True): "The third gradient is two updates old."},
     ),
@@ -311,8 +313,7 @@ QUESTIONS: dict[str, Question] = {
         hint="A rank is busy for 2 n units. The last stage has to wait for n - 1 of them until its first microbatch "
         "has come, and the first stage for as many at the end.",
         traps=lambda size: {
-            (size - 1)
-            / (2 * size): "That is what is lost over what is computed; the bubble is a share of all the time.",
+            (size - 1) / (2 * size): "That is lost time over compute time; the bubble is a share of the total time.",
             (size - 1) / size: "That was the bubble of a single microbatch.",
         },
         tolerance=0.12,
@@ -327,7 +328,7 @@ QUESTIONS: dict[str, Question] = {
         answer=_order,
         why="fill with n forwards, then a backward and a forward in turns, and drain with n backwards.",
         hint="Rank 0 begins n forwards before the first gradient is back. Then it does one backward and one forward in "
-        "turns until there is no forward left.",
+        "turns until all forwards are done.",
     ),
     "13/ddp": Question(
         answer=16 * _MILLIONS,
@@ -380,10 +381,10 @@ QUESTIONS: dict[str, Question] = {
     ),
     "14/sums": Question(
         answer=1,
-        why="between the two matrices every rank goes on with its own numbers; only what comes out are summands.",
+        why="between the two matrices every rank continues with its own numbers; only the final outputs are summands.",
         hint="After `up` every rank has complete numbers, and `down` takes just these. What does it have after that?",
         traps={
-            2: "What comes out of `up` need not be put together: `down` takes it as it lies.",
+            2: "The output of `up` need not be gathered: `down` takes the sharded output directly.",
             0: "Its rows are cut.",
         },
     ),
@@ -402,7 +403,7 @@ QUESTIONS: dict[str, Question] = {
         answer=lambda size: size - 1,
         why="it begins at one rank, and each pass takes it to one more.",
         hint="At how many ranks is it at the beginning, and how many more are there?",
-        traps=lambda size: {size: "The last pass would bring it home, where it has been already."},
+        traps=lambda size: {size: "The last pass would bring it back to its first rank."},
     ),
     "14/row-parallel": Question(
         answer=True,
@@ -413,8 +414,8 @@ QUESTIONS: dict[str, Question] = {
     "15/row": Question(
         answer=lambda size: list(range(_shape(size)[1])),
         why="the first row is filled before the second one begins.",
-        hint="Deal the ranks out row by row, and see where rank 1 comes to lie.",
-        traps={(1, 3): "That is its column: the ranks below it, not beside it."},
+        hint="Place the ranks row by row, and look at the position of rank 1.",
+        traps={(1, 3): "That is its column: the ranks below it, not in its row."},
     ),
     "15/ways": Question(
         answer={"gather": "row", "scatter": "row", "average": "column"},
@@ -439,20 +440,20 @@ QUESTIONS: dict[str, Question] = {
     "15/shape": Question(
         answer=(2, 4),
         why="two rows, a machine each, and the four GPUs of a machine in a row.",
-        hint="The ranks of one machine have numbers that follow each other, and a row is what follows each other.",
+        hint="The ranks of one machine have consecutive numbers, and so do the ranks of a row.",
         traps={(4, 2): "Then a row has two GPUs, and half of the columns lead to the other machine."},
     ),
     "15/coordinates": Question(
         answer=lambda size: {rank: divmod(rank, _shape(size)[1]) for rank in range(size)},
-        why="the row is how many whole rows come before the rank, the column is what is left.",
+        why="the row is the number of whole rows before the rank, the column is the remainder.",
         hint="Divide the rank by the number of columns: one of the two is the quotient, the other is the remainder.",
     ),
     # ---- 16: the training loop
     "16/who-skips": Question(
         answer="all",
         why="the mean of gradients of which one is infinite is infinite, so every rank finds it in its own copy.",
-        hint="What has every rank in its gradients when DDP's backward is over?",
-        traps={"rank 1": "It would be so if each rank looked at the gradients of its own batch only."},
+        hint="Which gradients does every rank have after the backward of DDP?",
+        traps={"rank 1": "That would be right if each rank checked the gradients of its own batch only."},
     ),
     "16/messages": Question(
         answer={"nothing": 4, "backward": 4, "forward and backward": 1},
@@ -462,36 +463,36 @@ QUESTIONS: dict[str, Question] = {
     "16/times": Question(
         answer=8,
         why="there are as many weights as gradients, and they are sent once in 8 steps.",
-        hint="How large are all weights together beside all gradients, and how often are they sent?",
+        hint="Compare the size of all weights with the size of all gradients. How often are they sent?",
         traps={4: "That is how often they meet.", 32: "DDP sends 32 times; how often does local SGD?"},
     ),
     "16/careful": Question(
         answer=lambda size: {
             rank: {"skipped": [3], "is finite": True, "is clipped": True, "has moved": True} for rank in range(size)
         },
-        why="average first, so that all find what is infinite; unscale, so that the norm is the gradients' own; clip.",
-        hint="Three calls, in this order: the mean over the ranks, unscale_, clip_grad_norm_. Whoever clips before "
-        "unscale_ clips the scaled gradients, and hardly moves.",
+        why="average first, so that all ranks find the infinity; unscale, so that the norm is right; then clip.",
+        hint="Three calls, in this order: the mean over the ranks, unscale_, clip_grad_norm_. Clipping before "
+        "unscale_ clips the scaled gradients, and the step is far too small.",
     ),
     # ---- 17: checkpoints
     "17/share": Question(
         answer=lambda size: 1 / size,
         why="state_dict() gives each rank its own part of every parameter, and only rank 0 has saved its part.",
-        hint="Where are the other parts when rank 0 writes, and has anybody asked for them?",
-        traps={1: "Nobody has gathered it: rank 0 has its own part only.", 0: "Its own part is in it."},
+        hint="Where are the other parts when rank 0 writes, and has rank 0 gathered them?",
+        traps={1: "No rank has gathered it: rank 0 has only its own part.", 0: "Its own part is in the file."},
     ),
     "17/next-step": Question(
         answer=30,
         why="the part of the dead rank is in the checkpoint of step 30 only, and the others must not be ahead of it.",
-        hint="Who has the dead rank's part of the model, and of which step?",
+        hint="Where is the dead rank's part of the model, and of which step?",
         traps={
-            45: "The others have their parts of step 45, and nobody has that of rank 1.",
-            20: "There is a newer one.",
+            45: "The others have their parts of step 45, but the part of rank 1 is lost.",
+            20: "A newer checkpoint exists.",
         },
     ),
     "17/to-the-bit": Question(
         answer={"next step": True, "the one after": True},
-        why="parameters, Adam's state and the place in the random numbers are all that the next steps depend on.",
+        why="the next steps depend only on the parameters, Adam's state and the state of the random number generator.",
         hint="Which objects does a step change? Save the state of each: model, optimizer, generator of batches.",
     ),
     # ---- 18: a GPT
@@ -499,35 +500,41 @@ QUESTIONS: dict[str, Question] = {
         answer="theirs",
         why="each of their positions but the last can look at the character that it is to guess.",
         hint="Ask what a mask of 0.0 and 1.0 forbids when it is added to the scores.",
-        traps={"ours": "A low loss is no sign of a good model."},
+        traps={"ours": "A low loss does not prove a good model."},
     ),
     "18/worst": Question(
         answer=31,
         why="the last position has no later one to copy from, and has learnt nothing else.",
         hint="Which position cannot see the character that it is to guess?",
-        traps={0: "So it is in a model that sees the past only: the first position has the least to go by."},
+        traps={0: "That is right for a model that sees only the past: its first position has the least context."},
     ),
     "18/second-attempt": Question(
         answer=40,
-        why="snapshots were saved after 20 and after 40 steps, and what came later was in the memory of the dead.",
+        why="snapshots were saved after 20 and after 40 steps; later steps were only in the memory of the dead rank.",
         hint="What is in the file when the rank dies after 53 steps?",
-        traps={53: "The processes that knew of steps 40 to 52 are gone.", 0: "The script begins with what is saved."},
+        traps={
+            53: "The processes with steps 40 to 52 in memory have died.",
+            0: "The script starts from the saved state.",
+        },
     ),
     "18/sees-future": Question(
         answer={"ours": False, "theirs": True, "one too far": True},
-        why="another last character changes what earlier positions say only where they can see it.",
+        why="another last character changes the output of an earlier position only if that position can see it.",
         hint="Call the model with two texts that differ in the last character, and compare all positions before it.",
     ),
     "19/next-step": Question(
         answer=50,
-        why="the checkpoint was saved after 50 steps, 0 to 49, and all that came later was in the memory of the dead.",
-        hint="Ask what the new processes know: what is in the file, which is written after every 50 steps.",
-        traps={65: "So it would be if somebody had kept steps 50 to 64.", 0: "The script begins with what is saved."},
+        why="the checkpoint was saved after 50 steps, 0 to 49; later steps were only in the memory of the dead rank.",
+        hint="New processes have only the state in the file, which is written after every 50 steps.",
+        traps={
+            65: "That would be right if a process had kept steps 50 to 64.",
+            0: "The script starts from the saved state.",
+        },
     ),
     "19/who-restarts": Question(
         answer=2,
         why="a group with a dead member is of no use, so the agent ends the other worker too and starts both.",
-        hint="Ask whether the worker that is well can go on with its group.",
+        hint="Ask whether the healthy worker can continue with its group.",
         traps={1: "The other worker's group has a dead member, and it cannot get another one."},
     ),
     "19/joined": Question(
@@ -538,13 +545,13 @@ QUESTIONS: dict[str, Question] = {
     ),
     "19/survive": Question(
         answer={"new processes": 1, "steps again": 0},
-        why="the rank that died got a process, and its state from the others, who stayed where they were.",
-        hint="Who has died, and who still has all that was done?",
+        why="the dead rank got a new process and its state from the other ranks, which stayed at their step.",
+        hint="Which rank has died, and which ranks still have the state?",
     ),
     "19/images": Question(
         answer=lambda size: {rank: {"seen": 640} for rank in range(size)},
-        why="80 steps of 8 images on each rank, whoever has died.",
-        hint="Add 8 inside of `with step:`, and name the dictionary to survive(): what is named is put back with the "
-        "step that is done again, and handed to the new process.",
+        why="80 steps of 8 images on each rank, no matter which rank died.",
+        hint="Add 8 inside `with step:`, and pass the dictionary to survive(): it is restored before the step is "
+        "repeated, and copied to the new process.",
     ),
 }

@@ -60,7 +60,7 @@ def _world_size() -> int:
 
     session = current()
     if session is None:
-        raise UsageError("the answer depends on the number of ranks, and none run: %ddp_start 4")
+        raise UsageError("the answer depends on the number of ranks: start ranks with %ddp_start 4")
     return session.world_size
 
 

@@ -60,7 +60,7 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
     if isinstance(question, str) and question in QUESTIONS:
         question = partial(judge, QUESTIONS[question])
     elif isinstance(question, str) and not isinstance(answer, str):
-        raise UsageError(f"there is no question {question!r}; there are: {', '.join(sorted(QUESTIONS))}")
+        raise UsageError(f"unknown question {question!r}; the questions are {', '.join(sorted(QUESTIONS))}")
     if not callable(question):
         return _compare(question, answer)
     try:

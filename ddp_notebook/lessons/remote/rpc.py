@@ -51,7 +51,7 @@ class RemoteProgram(DisplayedLesson):
     def choose(self, name: str) -> None:
         """Choose another program, without running it."""
         if name not in STORIES:
-            raise UsageError(f"there is no program {name!r}; there are {', '.join(STORIES)}")
+            raise UsageError(f"the program must be one of {', '.join(STORIES)}, got {name!r}")
         self.name, self.story = name, STORIES[name]
         self.guessed: str | None = None
         self.value: Any = None

@@ -64,34 +64,34 @@ STORIES = {
         question="The others call agent.rpc_sync().select_action(state). Who runs select_action?",
         choices=("rank 0, who has the agent", "the rank that calls it", "whichever is free"),
         answer=_who_acts,
-        why="a method runs where its object is. What travels is the state, and the action back.",
+        why="a method runs on the rank of its object. The state is sent there, and the action is sent back.",
     ),
     "rrefs": RemoteStory(
         title="a reference to a reference",
-        lesson="remote comes back at once with a reference to what the other rank will have. to_here copies the value "
-        "to who asks; what is a reference in that value stays one.",
+        lesson="remote immediately returns a reference to the future result on the other rank. to_here copies the "
+        "value to its caller; references in that value stay references.",
         question="box.to_here()[0].to_here(): how many messages carry values for it, there and back?",
         choices=("2", "4", "8"),
         answer=_messages,
         why="each to_here is a request and an answer. The first brings a list with a reference in it, the second the "
-        "numbers. (Beside them ranks tell each other, in messages of torch's own, who has a reference to what.)",
+        "numbers. (Ranks also exchange internal messages of torch that count references.)",
     ),
     "batching": RemoteStory(
         title="one answer for many calls",
-        lesson="A function with async_execution returns a future, and its caller gets what is put into that, whenever "
-        "this may be. So the callee can collect calls, work once, and answer all of them; no thread waits meanwhile.",
+        lesson="A function with async_execution returns a future, and its caller gets the result of that future "
+        "later. So the callee can collect calls, work once, and answer all of them, without a waiting thread.",
         question="When does the first call come back to its caller?",
         choices=("as soon as add has returned", "after the last call has come"),
         answer=_when_answered,
-        why="the answer is in the future, and futures are filled when the last number has come.",
+        why="the answer is in the future, and the futures are completed when the last number has arrived.",
     ),
     "backward": RemoteStory(
         title="a backward over ranks",
-        lesson="Within a context each call notes where its tensors have gone: a send where they left, a recv where "
-        "they came. The backward goes through these pairs against their direction.",
+        lesson="Within a context, each call records its tensors: a send on the sending rank, a recv on the receiving "
+        "rank. The backward goes through these pairs in the opposite direction.",
         question="Two calls, one after the other: how many pairs of send and recv does the backward go through?",
         choices=("1", "2", "4"),
         answer=_pairs,
-        why="two for each call: its argument there, its result back.",
+        why="two for each call: one for its argument, one for its result.",
     ),
 }

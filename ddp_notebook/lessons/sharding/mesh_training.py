@@ -67,10 +67,10 @@ class MeshTraining(DisplayedLesson):
     def configure(self, *, rows: int, way: str, is_by_rank: bool = False) -> None:
         """Choose another mesh or another way, without running it. Takes the arguments of the class."""
         if way not in WAYS:
-            raise UsageError(f"there is no way {way!r}; there are {', '.join(map(repr, WAYS))}")
+            raise UsageError(f"way must be one of {', '.join(map(repr, WAYS))}, got {way!r}")
         if rows not in (heights := _divisors(self.world_size)):
             words = ", ".join(map(str, heights))
-            raise UsageError(f"{self.world_size} ranks cannot stand in {rows} rows of one length: take {words}")
+            raise UsageError(f"rows must divide the {self.world_size} ranks evenly ({words}), got {rows}")
         self.rows, self.columns, self.way = rows, self.world_size // rows, way
         self.is_by_rank = is_by_rank and way != "HSDP"
         self.guessed: str | None = None

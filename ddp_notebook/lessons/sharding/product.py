@@ -67,7 +67,7 @@ class Product(DisplayedLesson):
     def __init__(self, of_a: str = "Replicate()", of_b: str = "Shard(1)", session: Session | None = None) -> None:
         self._runner = LessonRunner(running(session))
         if self.world_size > _MOST_RANKS:
-            raise UsageError(f"{self.world_size} ranks: lessons.product shows 2 to {_MOST_RANKS}; %ddp_start 4")
+            raise UsageError(f"lessons.product needs 2 to {_MOST_RANKS} ranks, got {self.world_size}: %ddp_resize 4")
         self.a, self.b = _matrices(self.world_size)
         self.configure(of_a=of_a, of_b=of_b)
 
@@ -75,7 +75,7 @@ class Product(DisplayedLesson):
         """Distribute the matrices in another way, without multiplying them. Takes the arguments of the class."""
         for of in (of_a, of_b):
             if of not in PLACEMENTS:
-                raise UsageError(f"{of!r} is not a placement here; there are {', '.join(map(repr, PLACEMENTS))}")
+                raise UsageError(f"placements must be among {', '.join(map(repr, PLACEMENTS))}, got {of!r}")
         self.of_a, self.of_b = of_a, of_b
         self.guessed: str | None = None
         self.to_multiply: list[str] = []  # collectives of rank 0

@@ -46,7 +46,7 @@ def steps(recording: RowSource, cell: int | None) -> Picture:
     found = measured.steps()
     if not found:
         raise UsageError(
-            f"there is nothing to draw: no step was recorded{in_cell(recording, cell)}; run a cell that calls "
+            f"nothing to draw: no step was recorded{in_cell(recording, cell)}; run a cell that calls "
             "optimizer.step(), with %ddp_record meta or values"
         )
     ranks = sorted({step.rank for step in found})
@@ -283,13 +283,13 @@ def _label(bucket: Bucket) -> str:
 
 def _choose_step(recording: RowSource, rank: int, step: int | None, cell: int | None) -> Step:
     if not 0 <= rank < recording.world_size:
-        raise UsageError(f"there is no rank {rank}; the ranks are 0 to {recording.world_size - 1}")
+        raise UsageError(f"rank {rank} does not exist; the ranks are 0 to {recording.world_size - 1}")
     found = steps_of(recording, cell, rank)
     having = [one for one in found if one.buckets]
     if not having:
         raise UsageError(
-            f"there is nothing to draw: rank {rank} has synchronised no bucket{in_cell(recording, cell)}; wrap the "
-            "model in DistributedDataParallel and run a cell that trains it, with %ddp_record meta or values"
+            f"nothing to draw: rank {rank} synchronised no gradient bucket{in_cell(recording, cell)}; train a model in "
+            "DistributedDataParallel with %ddp_record meta or values"
         )
     if step is None:
         return having[-1]
@@ -298,7 +298,7 @@ def _choose_step(recording: RowSource, rank: int, step: int | None, cell: int | 
     if step not in of_number:
         has = f"{min(of_number)} to {max(of_number)}" if len(of_number) > 1 else str(min(of_number))
         raise UsageError(
-            f"step {step} of rank {rank} has no buckets; in {label_of(recording, last_cell)} steps {has} have some"
+            f"step {step} of rank {rank} has no buckets; steps with buckets in {label_of(recording, last_cell)}: {has}"
         )
     return of_number[step]
 

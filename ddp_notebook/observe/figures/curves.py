@@ -84,12 +84,12 @@ def draw_metric(
 def _choose(metrics: Mapping[str, Metric], name: str | None) -> Metric:
     if not metrics:
         raise UsageError(
-            "there is nothing to draw: no metric was recorded; write log(loss=loss) in the cell, "
+            "nothing to draw: no metric was recorded; write log(loss=loss) in the cell, "
             "or run it with %%on_all_ranks --watch loss"
         )
     name = main_metric(metrics) if name is None else name
     if name not in metrics:
-        raise UsageError(f"metric {name!r} was not recorded; recorded are {listed(metrics)}")
+        raise UsageError(f"metric {name!r} was not recorded; the recorded metrics are {listed(metrics)}")
     return metrics[name]
 
 
@@ -208,7 +208,7 @@ def bandwidth(recording: RowSource, found: Sequence[Bandwidth], cell: int | None
     found = [one for one in found if one.bus_gb_s > 0]
     if not found:
         raise UsageError(
-            f"there is nothing to draw: no transfer between ranks was recorded{in_cell(recording, cell)}; run a cell "
+            f"nothing to draw: no transfer between ranks was recorded{in_cell(recording, cell)}; run a cell "
             "that communicates, with %ddp_record meta or values"
         )
     best = max(found, key=lambda one: one.bus_gb_s)

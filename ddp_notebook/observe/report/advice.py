@@ -283,7 +283,7 @@ def _for_waiting(
         return [(bubble.loss(parts.step_ns)[0] * parts.step_ns, text) for text in bubble.suggestions()]
     if _waits(parts) >= _LARGE and world_size > 1 and steps >= fewest_steps(world_size):
         waiting_ns = parts.waiting_ns - parts.answers_ns
-        text = "give all ranks batches of equal work, and each a core of its own: "
+        text = "give all ranks batches of equal work, and each rank its own CPU core: "
         return [(waiting_ns, f"{text}they wait {ms(waiting_ns)} of each step, mean of the ranks")]
     return []
 
@@ -291,9 +291,9 @@ def _for_waiting(
 def _balance(slow: Straggler) -> str:
     lost = f"it costs the others {ms(slow.lost_ns)} of each step (mean)"
     if slow.phase == "input":
-        return f"look at what rank {slow.rank} loads, and from where: {lost}"
-    where = "what it does between forward, backward and optimizer" if slow.phase == "between" else f"its {slow.phase}"
-    return f"give rank {slow.rank} less work, or look for what slows {where}: {lost}"
+        return f"check the data that rank {slow.rank} loads, and its source: {lost}"
+    where = "its code between forward, backward and optimizer" if slow.phase == "between" else f"its {slow.phase}"
+    return f"give rank {slow.rank} less work, or find out what slows down {where}: {lost}"
 
 
 def _for_communication(parts: StepParts, gradients: GradientTimes | None, is_sharded: bool) -> list[tuple[float, str]]:

@@ -33,8 +33,8 @@ class NetworkTimes:
         """Return the text that follows a share of the step."""
         if self.transfer_ns <= self.error_ns:
             return (
-                "is communication that no compute hides; whether for the network or for a rank cannot be told, since "
-                f"a collective takes {ms(self.transfer_ns)} and clocks are known to ±{ms(self.error_ns)}"
+                "is communication that no compute hides. Waiting for the network and for a rank cannot be separated: "
+                f"a collective takes {ms(self.transfer_ns)}, and the clock error is ±{ms(self.error_ns)}"
             )
         many = len(self.hosts) > _MOST_NAMED
         joined = f"{len(self.hosts)} hosts" if many else " and ".join(self.hosts)

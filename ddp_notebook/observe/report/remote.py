@@ -45,9 +45,9 @@ def served(recording: RowSource, cell: int | None, steps: StepTable | None = Non
         ran = [call.running_ns for call in own if call.running_ns is not None]
         if queued and ran and (before := median(queued)) > _QUEUES_NS and before > median(ran):
             notes.append(
-                f"Calls queue at rank {rank}: half of them begin {ms(before)} or more after they were sent, and then "
-                f"run for {ms(median(ran))}; fewer and larger calls, or several answered at once "
-                "(rpc.functions.async_execution), would help"
+                f"Calls queue at rank {rank}: half of them begin {ms(before)} or more after they were sent, and the "
+                f"median run time is {ms(median(ran))}. Make fewer and larger calls, or answer several at once "
+                "(rpc.functions.async_execution)"
             )
     return tuple(notes)
 

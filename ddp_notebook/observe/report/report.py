@@ -10,7 +10,7 @@ all      84.5    1 %     50 %      1 %     44 %        2 %  0.6 %      1515
 
 59 % of the step waits for rank 2, whose forward takes 6.0 times the others'.
 Try:
-- give rank 2 less work, or look for what slows its forward: it costs the others 50 ms of each step \
+- give rank 2 less work, or find out what slows down its forward: it costs the others 50 ms of each step \
 (mean)
 
 ms of a step  mean  median  90 %   max

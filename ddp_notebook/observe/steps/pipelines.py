@@ -77,17 +77,15 @@ def pipeline(
     where = in_cell(recording, cell) + ("" if rank is None else f" with a stage on rank {rank}")
     if not found:
         raise UsageError(
-            f"there is no pipeline{where}: no schedule of torch.distributed.pipelining has gone through a whole step; "
-            "run one in a cell on the ranks, with %ddp_record meta or values"
+            f"no complete pipeline step was recorded{where}: run a schedule of torch.distributed.pipelining in a cell "
+            "on the ranks, with %ddp_record meta or values"
         )
     found = [one for one in found if (one.cell, one.schedule) == (found[-1].cell, found[-1].schedule)]
     if step is None:
         later = found[1:] or found  # in the first step, much code runs for the first time
         return sorted(later, key=lambda one: one.span_ns)[(len(later) - 1) // 2]
     if step not in (numbers := [one.step for one in found]):
-        raise UsageError(
-            f"there is no step {step} of {found[-1].schedule}{where}; it has {numbers[0]} to {numbers[-1]}"
-        )
+        raise UsageError(f"{found[-1].schedule}{where} has no step {step}; its steps are {numbers[0]} to {numbers[-1]}")
     return found[numbers.index(step)]
 
 

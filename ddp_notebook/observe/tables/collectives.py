@@ -51,7 +51,7 @@ class Collectives(Sequence[Collective]):
         if isinstance(at, slice):
             return Collectives(self._recording, self.rows[at])
         if not -len(self.rows) <= at < len(self.rows):
-            raise IndexError(f"there is no call {at} among {len(self.rows)}")
+            raise IndexError(f"call {at} does not exist; the number of calls is {len(self.rows)}")
         return self._view(self.rows[at].item())
 
     def __iter__(self) -> Iterator[Collective]:

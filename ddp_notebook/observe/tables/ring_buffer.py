@@ -57,7 +57,7 @@ class RingBuffer:
 
     def __init__(self, dtype: np.dtype[Any], capacity: int) -> None:
         if capacity < 1:
-            raise ValueError(f"a ring of {capacity} rows holds nothing; its capacity is at least 1")
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity = capacity
         self._dtype = np.dtype(dtype)
         self._rows = np.empty(min(capacity, _FIRST_CAPACITY), as_whole(self._dtype))

@@ -80,7 +80,7 @@ def restore(arrays: Any, make: Callable[..., _T]) -> _T:
         Exception: any error from reading a damaged file.
     """
     if "head" not in arrays:
-        raise WrongFileError(f"is not a recording: it holds {', '.join(list(arrays)[:4]) or 'nothing'}")
+        raise WrongFileError(f"is not a recording: it contains {', '.join(list(arrays)[:4]) or 'nothing'}")
     head = json.loads(arrays["head"].tobytes())
     if head["format"] != FORMAT:
         raise WrongFileError(f"is not a recording but {head['format']!r}")

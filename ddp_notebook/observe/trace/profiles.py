@@ -96,7 +96,7 @@ def read(rank: int, profile: Profile) -> Mapping[str, Any]:
             raise UsageError(f"the profile of rank {rank}, {os.fspath(profile)!r}, cannot be read: {error}") from error
     if not isinstance(found, Mapping) or not isinstance(found.get("traceEvents"), list):
         raise UsageError(
-            f"the profile of rank {rank} holds no traceEvents; give what export_chrome_trace of torch.profiler wrote"
+            f"the profile of rank {rank} has no traceEvents; pass a file from export_chrome_trace of torch.profiler"
         )
     return found
 

@@ -144,7 +144,7 @@ def chrome_trace(
     remotes = remote_calls(recording, cell)
     if not (len(spans) or len(calls) or len(metrics) or remotes or profiles):
         raise UsageError(
-            f"there is nothing to write: nothing was recorded{in_cell(recording, cell)}; run a cell on the ranks, with "
+            f"nothing to write: nothing was recorded{in_cell(recording, cell)}; run a cell on the ranks, with "
             "%ddp_record meta or values"
         )
     begin_ns, end_ns = _window(spans, calls, metrics, remotes)
@@ -161,7 +161,7 @@ def chrome_trace(
     _add_resources(trace, resources)
     for rank, profile in sorted((profiles or {}).items()):
         if not 0 <= rank < recording.world_size:
-            raise UsageError(f"a profile of rank {rank}: the ranks are 0 to {recording.world_size - 1}")
+            raise UsageError(f"profiles must have ranks from 0 to {recording.world_size - 1} as keys, got {rank}")
         torch_profiles.add_profile(trace, rank, profile, (profile_offsets_ns or {}).get(rank))
     return {
         "traceEvents": trace.events(),
@@ -193,7 +193,7 @@ def save(
     """
     target = in_a_folder(path)
     if target.is_dir():
-        raise UsageError(f"{str(target)!r} is a folder; say a file in it, such as {str(target / 'run.json')!r}")
+        raise UsageError(f"{str(target)!r} is a folder; pass a file in it, such as {str(target / 'run.json')!r}")
     found = chrome_trace(recording, cell, profiles, profile_offsets_ns)
     data = json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
     if target.suffix == ".gz":

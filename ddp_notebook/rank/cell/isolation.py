@@ -75,7 +75,7 @@ _MOST_LOOKED_AT = 100  # maximum number of checked elements of a container
 _HOLDERS = torch.Tensor | torch.nn.Module | torch.optim.Optimizer
 _COMMAND_LINES = ("argparse", "click", "optparse")  # these modules end the process if the command line is wrong
 ARGUMENTS = (
-    "a rank has no command line: give the arguments with sys.argv = ['train.py', '--epochs', '3'] before, or as a "
+    "a rank has no command line: set sys.argv = ['train.py', '--epochs', '3'] first, or pass the arguments as a "
     "list to parse_args()"
 )
 HYDRA = (
@@ -83,11 +83,11 @@ HYDRA = (
     "must be an absolute path"
 )
 _INSTEAD = (
-    "Print what you want to know, end the cell there with an error, or look at a variable afterwards: %on_all_ranks x, "
-    "or %ddp_pull x in the notebook"
+    "Print the values, raise an error at this line, or inspect a variable after the cell: %on_all_ranks x, or "
+    "%ddp_pull x in the notebook"
 )
-SCRIPT_ARGUMENTS = "the script rejected its arguments: give them after its name, as in %run train.py --epochs 3"
-SCRIPT_EXIT = "the script has ended itself with this exit status; its rank goes on"
+SCRIPT_ARGUMENTS = "the script rejected its arguments: pass them after its name, as in %run train.py --epochs 3"
+SCRIPT_EXIT = "the script exited with this status; its rank continues"
 EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
 
 
@@ -141,15 +141,15 @@ def _refuse_distributed_breakpoint(rank: int = 0, skip: int = 0, timeout_s: floa
 
 def _refuse_debugger(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError(
-        "a rank has no debugger: the others would wait for it, and of a failed cell it keeps no frames, since these "
-        f"hold the cell's tensors. {_INSTEAD}. (%%local keeps a cell in the notebook.)"
+        "a debugger cannot run on a rank: the other ranks would wait, and a failed cell keeps no frames. "
+        f"{_INSTEAD}. (%%local runs a cell in the notebook.)"
     )
 
 
 def _refuse_line_magic(name: str) -> Callable[[str], NoReturn]:
     def refuse(_: str) -> NoReturn:
         raise RuntimeError(
-            f"%{name} belongs to the notebook, and this cell runs on a rank: give it a cell of its own, or use %%local"
+            f"%{name} runs in the notebook, but this cell runs on a rank: move it to a separate cell, or use %%local"
         )
 
     return refuse
@@ -158,7 +158,7 @@ def _refuse_line_magic(name: str) -> Callable[[str], NoReturn]:
 def _refuse_cell_magic(name: str) -> Callable[[str, str], NoReturn]:
     def refuse(_: str, __: str) -> NoReturn:
         raise RuntimeError(
-            f"%%{name} belongs to the notebook, and this cell runs on a rank: it has to be the first line of a cell"
+            f"%%{name} runs in the notebook, but this cell runs on a rank: make it the first line of a cell"
         )
 
     return refuse

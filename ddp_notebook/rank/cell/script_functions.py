@@ -144,18 +144,15 @@ def _check(requested: Requested, here: Form) -> None:
     size, rank = requested.world_size, requested.rank
     if size not in (-1, here.world_size):
         of_some = (
-            f"for a group of {size} of them call dist.new_group({list(range(size))}) on all ranks and pass it on; "
+            f". For a group of {size} of them, call dist.new_group({list(range(size))}) on all ranks and pass it on"
             if 0 < size < here.world_size
             else ""
         )
-        more = f", or have {_ranks(size)}: %ddp_resize {size}" if size > 0 else ""
-        raise ValueError(
-            f"world_size={size}, but the session has {_ranks(here.world_size)}; {of_some}run with "
-            f"world_size={here.world_size}{more}"
-        )
+        more = f". %ddp_resize {size} changes the session to {_ranks(size)}" if size > 0 else ""
+        raise ValueError(f"world_size must be {here.world_size}, as in the session, got {size}{of_some}{more}")
     if rank not in (-1, here.rank):
         raise ValueError(
-            f"rank={rank}, but this is rank {here.rank} of {here.world_size}; leave rank out, the session knows it"
+            f"rank must be {here.rank} on this rank of {here.world_size}, got {rank}: leave the argument out"
         )
 
 
@@ -167,8 +164,8 @@ def _other(requested: Requested, here: Form) -> str:
     """
     if here.device == "cpu" and "nccl" in requested.backends.values():
         raise ValueError(
-            f"backend={requested.backend!r}: NCCL needs a GPU, and this rank runs on the CPU; pass backend='gloo', or "
-            "leave it out"
+            f"backend={requested.backend!r} needs a GPU, but this rank runs on the CPU; pass backend='gloo', or leave "
+            "the argument out"
         )
     has = dict(one.split(":") for one in get_backend_config().split(","))
     devices = {"cpu", here.device.split(":")[0]}
@@ -182,8 +179,8 @@ def _other(requested: Requested, here: Form) -> str:
         other = f"device_id={requested.device_id}"
     if other and (requested.backend == "fake" or len(distributed_c10d._world.pg_map) > 1):
         raise ValueError(
-            f"{other.partition(',')[0]}, but the session's group exists with backend={get_backend()!r}; call "
-            "dist.destroy_process_group() before, which ends all groups of this rank, or leave the argument out"
+            f"{other.partition(',')[0]} differs from the session's group, whose backend is {get_backend()!r}; leave "
+            "the argument out, or call dist.destroy_process_group() first, which ends all groups of this rank"
         )
     return other
 

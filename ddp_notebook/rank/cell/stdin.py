@@ -51,7 +51,9 @@ class Stdin:
         if os.getpid() != self._pid:
             raise EOFError("input() does not work in a process forked from a rank")
         if cell is None or threading.current_thread() is not threading.main_thread():
-            raise StdinNotImplementedError("input() on a rank works in a cell that the notebook waits for")
+            raise StdinNotImplementedError(
+                "input() works only in the main thread while the notebook waits for the cell"
+            )
         sys.stdout.flush()
         sys.stderr.flush()
         request = next(self._numbers)

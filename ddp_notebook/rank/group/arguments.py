@@ -113,7 +113,7 @@ class InitArguments:
         timeout, address = asked.get("timeout"), asked.get("init_method") or ""
         check_longest(timeout)
         if timeout is not None and timeout < _SHORTEST:
-            raise dist.DistNetworkError(f"no group forms within timeout={timeout}; pass a longer timeout")
+            raise dist.DistNetworkError(f"timeout must be at least {_SHORTEST}, got {timeout}")
         return Requested(
             backend,
             _backends(formed["backend"]),
@@ -208,7 +208,7 @@ def _file(path: str, *_: Any) -> Any:
     """Check that a `FileStore` could be at this path, without creating its file."""
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise dist.DistStoreError(f"init_method: no file can be written at {path}")
+        raise dist.DistStoreError(f"init_method must name a writable file, got {path}")
     return HashStore()
 
 

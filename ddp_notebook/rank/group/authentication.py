@@ -61,6 +61,6 @@ def check(key: bytes, received: bytes, parts: Iterable[Any], sender: str) -> Non
     """
     if not hmac.compare_digest(received, mac(key, parts)):
         raise NotAuthenticError(
-            f"data in the place of {sender} did not come from this session, and was not read. Another process has "
-            "connected to a port of this rank while the group formed (docs/security.md)"
+            f"data expected from {sender} did not come from this session, and was dropped. Another process connected "
+            "to a port of this rank while the group was formed (docs/security.md)"
         )

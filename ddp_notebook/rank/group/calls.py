@@ -294,7 +294,7 @@ def check_longest(timeout: Any) -> None:
         RuntimeError: it is too long. Operations of such a group raise the same type.
     """
     if isinstance(timeout, timedelta) and timeout > _LONGEST:
-        raise RuntimeError(f"timeout={timeout} is too long: give at most {_LONGEST.days:,} days")
+        raise RuntimeError(f"timeout must be at most {_LONGEST.days:,} days, got {timeout}")
 
 
 def timeout_setter() -> tuple[Callable[..., None], list[tuple[Any, str]]]:

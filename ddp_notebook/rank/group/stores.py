@@ -73,11 +73,11 @@ class Connection:
             )
         except (TimeoutError, ConnectionError) as error:
             raise StoreRefusedError(
-                f"what listens at {place.at} did not prove that it is the session's store ({error or 'no answer'}): "
-                "it has ended, or another program listens there now"
+                f"the server at {place.at} did not prove that it is the session's store ({error or 'no answer'}): "
+                "the store has ended, or another program uses its address"
             ) from None
         if not is_same:
-            raise StoreRefusedError(f"what listens at {place.at} does not know the key of this session: do not use it")
+            raise StoreRefusedError(f"the server at {place.at} does not know the key of this session: do not use it")
         self._sealing = Sealing(key, nonces, is_server=False)
 
     def ask(self, fields: Sequence[bytes], timeout_s: float | None) -> list[bytes]:
@@ -120,7 +120,7 @@ def _check_user(connection: socket.socket, place: StoreAddress) -> None:
     try:
         unix_sockets.check_user(connection)
     except unix_sockets.AttachSocketError as error:
-        raise StoreRefusedError(f"what listens at {place.at} is not the session's store: {error}") from None
+        raise StoreRefusedError(f"the server at {place.at} is not the session's store: {error}") from None
 
 
 class _Connections:
@@ -280,7 +280,7 @@ class SessionStore(Store):
                 reply = _connections.ask(self._place, fields, _ANSWER_S)
         except TimeoutError:
             raise dist.DistNetworkError(
-                f"the session's store has not answered for {_ANSWER_S:g} s: its process is stopped or gets no time"
+                f"the session's store did not reply within {_ANSWER_S:g} s: its process is stopped or overloaded"
             ) from None
         if reply and reply[0] == b"error":
             raise dist.DistStoreError(reply[1].decode())

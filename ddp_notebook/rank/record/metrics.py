@@ -103,7 +103,7 @@ class MetricLogger:
             True
         """
         if unnamed:
-            raise TypeError(f"log() takes numbers by name, as in log(loss=...), not {reprlib.repr(unnamed[0])} alone")
+            raise TypeError(f"log() takes only keyword arguments, as in log(loss=...), got {reprlib.repr(unnamed[0])}")
         if self._event_buffer.level != OFF:
             self._log(values, None if step is None else _whole_number(step), is_given=step is not None)
 
@@ -180,7 +180,7 @@ def _whole_number(step: Any) -> int:
     except TypeError:
         number = _MOST_STEP + 1
     if abs(number) > _MOST_STEP:
-        raise TypeError(f"log(step=...) takes a whole number, not {step!r}")
+        raise TypeError(f"log(step=...) takes a 64-bit integer, got {step!r}")
     return number
 
 
@@ -188,11 +188,11 @@ def _logged(name: str, value: Any, step: int, is_given: bool, now_ns: int, momen
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise TypeError(
-                f"log({name}=...) takes a number, or a tensor of one element; this one has the shape "
-                f"{tuple(value.shape)}: log its .mean()"
+                f"log({name}=...) takes a number or a tensor of one element, got shape {tuple(value.shape)}: log its "
+                ".mean()"
             )
         if value.is_complex():
-            raise TypeError(f"log({name}=...) takes a real number, and this tensor is complex: log its .abs()")
+            raise TypeError(f"log({name}=...) takes a real number, got a complex tensor: log its .abs()")
         if value.is_cuda:
             pinned, event = on_its_way(value.detach().reshape(()))
             return LoggedValue(name, pinned, event, step, is_given, now_ns, moment, unit)
@@ -201,5 +201,5 @@ def _logged(name: str, value: Any, step: int, is_given: bool, now_ns: int, momen
         return LoggedValue(name, float(value), None, step, is_given, now_ns, moment, unit)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(
-            f"log({name}=...) takes a number, or a tensor of one element, not {type(value).__name__}"
+            f"log({name}=...) takes a number or a tensor of one element, got {type(value).__name__}"
         ) from None

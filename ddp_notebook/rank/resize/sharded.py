@@ -39,7 +39,7 @@ def gather(namespace: Mapping[str, Any], build: str, names: Sequence[str]) -> No
     )
 
     if not callable(namespace.get(build)):
-        raise CannotBuildError(f"there is no function {build} on this rank; define it in a cell for all ranks")
+        raise CannotBuildError(f"the function {build} is not defined on this rank; define it in a cell on all ranks")
     whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
     found: dict[str, Any] = {}
     for name in names:
@@ -70,13 +70,13 @@ def build(namespace: dict[str, Any], name: str) -> None:
     made = namespace[name]()
     if not isinstance(made, Mapping):
         raise CannotBuildError(
-            f"{name}() returned a {type(made).__name__}, not its variables by names; let it end with: "
+            f"{name}() must return a dict of variables, got a {type(made).__name__}; end it with: "
             'return {"model": model, "optimizer": optimizer}'
         )
     shared: list[Any] = [list(_gathered)]
     dist.broadcast_object_list(shared, 0)
     if missing := [one for one in shared[0] if one not in made]:
-        raise CannotBuildError(f"{name}() did not return {', '.join(missing)}, which was in shards: add it to the dict")
+        raise CannotBuildError(f"{name}() did not return {', '.join(missing)}, which was sharded: add it to the dict")
     whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     for one in shared[0]:  # models first: optimizers need their final parameters
         if isinstance(made[one], torch.nn.Module):
@@ -95,4 +95,4 @@ def _model_of(optimizer: torch.optim.Optimizer, variables: Mapping[str, Any]) ->
     for value in variables.values():
         if isinstance(value, torch.nn.Module) and its <= {id(p) for p in value.parameters()}:
             return value
-    raise CannotBuildError(f"a {type(optimizer).__name__} has parameters of no model among the variables in shards")
+    raise CannotBuildError(f"the parameters of a {type(optimizer).__name__} do not belong to any of the sharded models")

@@ -100,8 +100,8 @@ class RpcAgent:
     ) -> None:
         if mine.number >= MOST_NUMBERS:
             raise RuntimeError(
-                f"init_rpc: torch numbers RPC workers up to {MOST_NUMBERS - 1}, and this session has had {mine.number} "
-                "processes before this one: %ddp_restart starts a session with new numbers"
+                f"init_rpc: the ids of RPC workers must be at most {MOST_NUMBERS - 1}, and this session has started "
+                f"{mine.number} processes before: %ddp_restart resets the ids"
             )
         back, devices = _devices_of(mine, workers)
         self._known = HashStore()

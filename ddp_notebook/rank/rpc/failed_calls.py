@@ -55,8 +55,8 @@ class LostWorkers:
     def of_call(self, function: str, number: int) -> str:
         """Return the error message for a call to a worker that has ended."""
         return (
-            f"{self._words(number)} has ended before it answered {function}: %ddp_heal brings a rank back that died, "
-            "then call rpc.init_rpc again; references to what was there are lost"
+            f"{self._words(number)} ended before it answered {function}: run %ddp_heal to replace a dead rank, "
+            "then call rpc.init_rpc again; references to its objects are lost"
         )
 
     def of_refused(self, function: str, number: int) -> str:

@@ -55,8 +55,8 @@ class CellPickler(pickle.Pickler):
         name = obj.__qualname__
         if _LOCAL in name:
             raise pickle.PicklingError(
-                f"{name} has no name by which the other rank could find it: define it with def (or class) at the top "
-                "level of a cell"
+                f"the other rank cannot find {name} by its name: define it with def (or class) at the top level of a "
+                "cell"
             )
         return find, (name, digest(obj), (self.running() or (0, 0.0))[0])
 
@@ -64,14 +64,14 @@ class CellPickler(pickle.Pickler):
 def _unsendable(obj: Any, error: Exception) -> str:
     if not hasattr(obj, "func"):
         kind = type(obj).__name__
-        return f"what a call returns cannot be sent, {kind}: {error}; call it by rpc.remote, and keep it there"
+        return f"the result of the call, a {kind}, cannot be sent: {error}; call rpc.remote to keep it on its rank"
     name = getattr(obj.func, "__qualname__", type(obj.func).__name__)
     if name in str(error):
         return str(error)
     what = [f"argument {n}, {type(one).__name__}" for n, one in enumerate(obj.args or ()) if _fails(one)]
     what += [f"argument {key}, {type(one).__name__}" for key, one in (obj.kwargs or {}).items() if _fails(one)]
     return (
-        f"{name} cannot be called on another rank: {', '.join(what) or name} cannot be sent ({error}); make it there, "
+        f"{name} cannot be called on another rank: {', '.join(what) or name} cannot be sent ({error}); create it "
         "in the function itself"
     )
 

@@ -189,7 +189,7 @@ class RpcFunctions:
             return
         cell = (self._running() or (0, 0.0))[0]
         if self.names is not None and self._since_cell == cell:
-            raise RuntimeError(f"RPC is initialized already, as {self.names.mine.name!r}: call rpc.shutdown() first")
+            raise RuntimeError(f"RPC is already initialized, as {self.names.mine.name!r}: call rpc.shutdown() first")
         asked = _signature.bind(*args, **kwargs).arguments
         backend = find_backend(asked.get("backend"), asked.get("rpc_backend_options"))
         options = asked.get("rpc_backend_options") or backend_registry.construct_rpc_backend_options(backend)
@@ -197,7 +197,7 @@ class RpcFunctions:
         world_size = self._check(name, backend, rank, asked.get("world_size"), options) or here.world_size
         rank = int(rank)
         if not 0 <= rank < world_size:
-            raise RuntimeError(f"rank={rank}, but of {world_size} workers the ranks are 0 to {world_size - 1}")
+            raise RuntimeError(f"rank must be 0 to {world_size - 1} with {world_size} workers, got {rank}")
         WorkerInfo(name, rank)  # raises for a name that torch rejects
         place = {"name": name, "rank": rank, "world_size": world_size, "rpc_backend_options": options}
         if is_tensorpipe(backend):
@@ -299,8 +299,8 @@ class RpcFunctions:
             return
         if self._agent is not None:
             raise RuntimeError(
-                f"{backend.name} created a new agent, but this process has an agent of TensorPipe, and torch supports "
-                "one agent per process: %ddp_restart, and use this backend in the first init_rpc"
+                f"{backend.name} created a second agent, but torch supports one agent per process, and this one has "
+                "TensorPipe: call %ddp_restart, and use this backend in the first init_rpc"
             )
         torch.distributed.autograd._init(rank)  # type: ignore[attr-defined]
         _set_profiler_node_id(rank)
@@ -365,7 +365,7 @@ class RpcFunctions:
         if self._agent is None:
             return _to_worker_info(to)
         if not isinstance(to, (WorkerInfo, str, int)):
-            raise ValueError(f"a worker is named by its name, its rank or get_worker_info(...), not by {to!r}")
+            raise ValueError(f"to must be a worker's name, its rank or get_worker_info(...), got {to!r}")
         names = self._initialized()
         return names.infos[names.find(to).name]
 
@@ -472,7 +472,7 @@ def _what_it_did(names: WorkerNames, stays: list[str], was_open: bool, elsewhere
         listed[1:-1] = ["..."]
     line = f"init_rpc: {len(workers)} worker{'s' * (len(workers) != 1)} ({', '.join(listed)})"
     if was_open:  # the failed cell is run again without its `shutdown`
-        line += "; what an earlier cell has not shut down is over"
+        line += "; RPC of an earlier cell without rpc.shutdown() has ended"
     if elsewhere:
         line += f"; they met at the session's store, not at {elsewhere}"
     return f"{line}; {' and '.join(stays)} as before, until the rank is started again" if stays else line

@@ -36,7 +36,7 @@ def runner(me: Callable[[], str], serving: Serving) -> Callable[[Any], Any]:
 
     def run_function(call: Travelling | RemoteException) -> Any:
         if isinstance(call, RemoteException):  # the call could not be unpickled
-            print(f"a call failed, and its caller is told: {_cut(call.msg.splitlines()[1])}", file=sys.stderr)
+            print(f"a call failed, and its caller gets the error: {_cut(call.msg.splitlines()[1])}", file=sys.stderr)
             return call
         name, _ = name_of(call.func, call.args)
         ran = Ran(name, call.cell, call.number, call.context, get_ident(), monotonic_ns())
@@ -71,7 +71,7 @@ def runner(me: Callable[[], str], serving: Serving) -> Callable[[Any], Any]:
             theirs = error.__traceback__.tb_next if error.__traceback__ is not None else None
             lines = "".join(traceback.format_exception(type(error), error, theirs))
             if not _is_torchs(call):
-                print(f"{name} failed, and its caller is told: {_cut(representation(error))}", file=sys.stderr)
+                print(f"{name} failed, and its caller gets the error: {_cut(representation(error))}", file=sys.stderr)
             # A SystemExit in the caller would end its cell without an error.
             kind = RuntimeError if isinstance(error, SystemExit) else type(error)
             return RemoteException(f"On {me()}:\n{representation(error)}\n{lines}", kind)

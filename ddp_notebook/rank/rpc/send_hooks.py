@@ -62,7 +62,7 @@ class RpcSender:
             TypeError: `args` is not iterable. Without this check the callee would raise a less clear error.
         """
         if type(args) is not tuple and not isinstance(args, Iterable):
-            raise TypeError(f"args is a tuple of what the function gets, such as args=({args!r},), not {args!r}")
+            raise TypeError(f"args must be a tuple of arguments, such as args=({args!r},), got {args!r}")
         name, is_torchs = name_of(function, args)
         call = self._calls.new(name, self._serving.cell())
         frame, making = sys._getframe(1), self._making.setdefault(call.thread, [])

@@ -55,7 +55,7 @@ class WorkerRendezvous:
         self._store = PrefixStore(f"{self.here.store_prefix}/rpc/{self.name}", connect(self.here))
         self._store.set_timeout(timedelta(seconds=self.timeout_s))
         if self._store.add(f"taken/{self.rank}", 1) > 1:
-            raise RuntimeError(f"init_rpc: rank={self.rank} is taken; each worker has one of its own, from 0 on")
+            raise RuntimeError(f"init_rpc: rank={self.rank} is already taken; each worker needs a different rank")
 
     def exchange(self, value: object, timeout_s: float | None = None, function: str = "init_rpc") -> list[Any]:
         """Send a value to all workers. Return the values of all workers, by rank.

@@ -36,7 +36,7 @@ class WorkerNames:
             if self.workers[one.name] is not one:
                 raise RuntimeError(
                     f"init_rpc: rank {one.rank} and rank {self.workers[one.name].rank} are both named {one.name!r}; "
-                    "each worker has a name of its own"
+                    "each worker needs a different name"
                 )
 
     def find(self, to: Any = None) -> Worker:
@@ -57,7 +57,7 @@ class WorkerNames:
             return found
         if isinstance(to, int):
             raise RuntimeError(f"no worker has rank {to}: the ranks are 0 to {len(self.workers) - 1}")
-        raise RuntimeError(f"no worker is called {to!r}: they are {', '.join(self.workers)}")
+        raise RuntimeError(f"no worker is named {to!r}: the workers are {', '.join(self.workers)}")
 
 
 def words_of(worker: Worker) -> str:

@@ -62,7 +62,7 @@ class AttachSocket:
                 if self._listener in readable:
                     self._let_in(self._listener.accept()[0])
             except Exception:  # the script continues, and another notebook may attach
-                _log.info("what came in at the door has failed", exc_info=True)
+                _log.info("a connection to the attach socket has failed", exc_info=True)
 
     def keep(self, entry: entries.Entry) -> None:
         """Recreate this entry and its socket from now on when a cleaner has removed one of them."""

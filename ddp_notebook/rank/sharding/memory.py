@@ -138,7 +138,7 @@ def _tracker(namespace: Mapping[str, Any]) -> Any:
     if len(roots) > 1:
         names = [name for name, value in namespace.items() if any(value is root for root in roots)]
         raise NotImplementedError(
-            f"torch's tracker knows one model in FSDP at a time, here are {', '.join(names)}: `del` those that are done"
+            f"the tracker of torch supports one FSDP model at a time, got {', '.join(names)}: `del` the unused models"
         )
     (model,) = roots
     own = {id(p) for p in torch.nn.Module.parameters(model)}

@@ -43,7 +43,7 @@ def explain_unsharded(error: BaseException) -> str:
         return _of_model(found, name)
     if issubclass(type(found), torch.Tensor) and _has("torch.distributed.tensor", "DTensor", name):
         return (
-            f"this tensor of shape {tuple(found.shape)} is not sharded: it is no DTensor, so use it as it is, or call "
+            f"this tensor of shape {tuple(found.shape)} is a plain tensor, not a DTensor: use it directly, or call "
             "distribute_tensor on it first"
         )
     return ""

@@ -52,8 +52,8 @@ class Scaling:
             for name, n in self._clips.items()
         ]
         averages = [
-            f"gradients were averaged by {name} {_times(n)} after scaler.unscale_(optimizer), which had looked for inf "
-            "on each rank alone: a rank that found one skips its step, and the others step with it; average before it"
+            f"gradients were averaged by {name} {_times(n)} after scaler.unscale_(optimizer), which checks for inf on "
+            "each rank alone. A rank with inf skips its step, and the others do not; average before unscale_"
             for name, n in self._averages.items()
         ]
         return clips + averages

@@ -48,13 +48,13 @@ def parts(namespace: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
         if isinstance(value, torch.nn.parallel.DistributedDataParallel):
             named = [(key.removeprefix("module."), tensor) for key, tensor in named]
         return [_part(_WRAPPERS.sub("", key), tensor) for key, tensor in named]
-    raise LookupError(f"{name} is of class {type(value).__name__}: placement takes a model or a tensor")
+    raise LookupError(f"placement needs a model or a tensor, but {name} is of type {type(value).__name__}")
 
 
 def _find(namespace: Mapping[str, Any], name: str) -> Any:
     first, *rest = name.split(".")
     if first not in namespace:
-        raise LookupError(f"there is no variable {first!r}")
+        raise LookupError(f"undefined variable {first!r}")
     value = namespace[first]
     for at, key in enumerate(rest, 1):
         if key.isdigit() and isinstance(value, list | tuple):

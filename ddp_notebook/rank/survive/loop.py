@@ -143,7 +143,9 @@ class Loop:
                     self._held[number] = ring.pass_on(own)
                 is_same, saves = ring.agree_on(number, bool(self._survival.save_to))
                 if not is_same:
-                    raise ValueError(f"ranks are at different steps of survive(): this one at {number}")
+                    raise ValueError(
+                        f"all ranks must be at the same step of survive(), but this rank is at step {number}"
+                    )
                 self._members.buckets.settle()
                 if saves and number:  # optimizers have no state before the first step
                     self._save(number)
@@ -162,9 +164,9 @@ class Loop:
         """Save the state from before this step, and end the loop."""
         path = checkpoint.save(self._survival.save_to, number, self._members, self._own[number])
         raise checkpoint.PreemptedError(
-            f"the machine is about to be taken away, and all ranks have saved what they had before step {number}: "
-            f"{path}. Run the cell again with survive(..., steps={self._steps}, resume={str(Path(path).parent)!r}) to "
-            'go on there; torch.distributed.checkpoint.load reads it too ("model" and "optimizer")'
+            f"the machine will be preempted, so all ranks have saved their state before step {number} to {path}. To "
+            f"continue, run the cell again with survive(..., steps={self._steps}, resume={str(Path(path).parent)!r}). "
+            'torch.distributed.checkpoint.load also reads it ("model" and "optimizer")'
         )
 
     def _load(self) -> int:
@@ -175,7 +177,7 @@ class Loop:
             self._print(f"nothing was saved in {self._resume}, so it begins with step 0")
             return 0
         ranks, size = checkpoint.load(path, self._members), self._survival.world_size
-        self._print(f"it goes on with step {checkpoint.step_of(path)}, saved in {path}")
+        self._print(f"training continues with step {checkpoint.step_of(path)}, saved in {path}")
         if ranks != size:
             own = "random numbers, the position in the data, buffers and other named objects have their initial values"
             self._print(f"it was saved by {ranks} ranks and there are {size} now: {own}")

@@ -172,7 +172,7 @@ class RankSurvival:
             return False
         if self.missing:  # they may be dead, and connecting to them would never end
             raise RuntimeError(
-                f"survive() needs all {self.world_size} ranks, and this cell does not run on "
+                f"survive() needs all {self.world_size} ranks, but this cell does not run on "
                 f"{name_ranks(self.missing)}; %ddp_heal replaces dead ranks, and %%on_all_ranks runs a cell on all"
             )
         self._speak()
@@ -226,7 +226,7 @@ class RankSurvival:
         if gpu.is_in_use():
             torch.cuda.synchronize()
             if self._network.release.has_lost:
-                raise RankLostError("a rank has died in the step before")
+                raise RankLostError("a rank died in the previous step")
 
     def end_if_lost(self, error: BaseException) -> None:
         """End this new process if other ranks have died before it had its state. It is then replaced again."""

@@ -86,7 +86,7 @@ class TrackedObjects:
         self.optimizers = [one for one in members if isinstance(one, torch.optim.Optimizer)]
         sources = [one for one in members if is_source(one)]
         if len(sources) > 1:
-            raise TypeError(f"survive() takes one loader or sampler, whose batches steps get, not {len(sources)}")
+            raise TypeError(f"survive() takes one loader or sampler for the batches, got {len(sources)}")
         self.batches = Batches(sources[0], read_random, set_random) if sources else None
         known = [*self.modules, *self.optimizers, *sources]
         self._others = [one for one in members if not any(one is other for other in known)]
@@ -225,6 +225,6 @@ def _putting_back(member: Any) -> Callable[[Any], object]:
     if type(member).__module__ == "numpy" and hasattr(member, "dtype"):
         return lambda value: member.__setitem__(..., value)
     raise TypeError(
-        f"survive() cannot put back a {type(member).__name__}: it takes modules, optimizers, a loader or sampler, what "
-        "has a state_dict, and lists, dicts, sets, tensors, arrays and generators"
+        f"survive() cannot restore a {type(member).__name__}: pass modules, optimizers, a loader or sampler, objects "
+        "with state_dict, lists, dicts, sets, tensors, arrays or generators"
     )

@@ -40,7 +40,7 @@ def read(
         CannotSendError: a requested variable does not exist or cannot be pickled.
     """
     if unknown := [name for name in names if name not in namespace]:
-        raise CannotSendError(f"there is no variable {', '.join(map(repr, unknown))}")
+        raise CannotSendError(f"undefined variable {', '.join(map(repr, unknown))}")
     values = {name: namespace[name] for name in names or names_of_user(namespace, hidden)}
     values = {name: value for name, value in values.items() if not logs.is_log(value)}
     # modules, functions and classes last, because messages list the first names

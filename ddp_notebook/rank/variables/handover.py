@@ -80,11 +80,11 @@ class Handover:
         """
         count = self._send(torch.zeros(1, dtype=torch.int64))
         if not count:
-            raise RuntimeError("the rank that was to give its variables could not")
+            raise RuntimeError("the source rank could not send its variables")
         sizes = self._send(torch.zeros(int(count), dtype=torch.int64))
         sealed = bytes(self._send(torch.empty(authentication.MAC_BYTES, dtype=torch.uint8)).numpy())
         pickled = self._take_part(int(sizes[0]))
-        authentication.check(self._key, sealed, [sizes.numpy().data, pickled], "the rank that gives its variables")
+        authentication.check(self._key, sealed, [sizes.numpy().data, pickled], "the rank that sends its variables")
         buffers = [self._take_part(size) for size in sizes[1:].tolist()]
         return pickle.loads(pickled, buffers=buffers)
 

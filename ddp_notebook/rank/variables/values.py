@@ -37,7 +37,7 @@ def read(
         CannotSendError: the variable does not exist, is too large, or cannot be sent in this format.
     """
     if name not in namespace:
-        raise CannotSendError(f"there is no variable {name!r}")
+        raise CannotSendError(f"undefined variable {name!r}")
     value = namespace[name]
     kind = type(value).__name__
     most_bytes = math.inf if force else bulk.MOST_BYTES
@@ -50,8 +50,8 @@ def read(
         return bulk.pickled(value), describe(value)
     except safe.TooLargeError as error:
         raise CannotSendError(
-            f"{name!r} ({kind}) has {size(error.args[0])}; above {size(bulk.MOST_BYTES)} a value is sent "
-            "with --force (force=True) only"
+            f"{name!r} ({kind}) has {size(error.args[0])}, more than {size(bulk.MOST_BYTES)}: send it with --force "
+            "(force=True)"
         ) from None
     except safe.NotSafeError as error:
         raise CannotSendError(f"{name!r} ({kind}) cannot be sent safely: {error}") from None

@@ -53,7 +53,7 @@ class AbandonedCells:
                 return said
             except KeyboardInterrupt:
                 pass  # raised below, so that the traceback has no frames of this package
-        raise keyboard_interrupt("interrupted: %ddp_status says which ranks are still in a cell")
+        raise keyboard_interrupt("interrupted: %ddp_status lists the ranks that are still in a cell")
 
     def _end(self, runs: list[CellRun], replace: bool, interrupts: Interrupts) -> list[str]:
         if not runs:

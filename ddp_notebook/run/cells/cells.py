@@ -385,12 +385,14 @@ class Cells:
         idle = [rank for rank in self._cluster.alive if rank not in all_busy]
         others = ""
         if ranks is not None and idle:
-            others = f". Until then name the others: %%on_ranks {format_ranks(idle)}, or --ranks {format_ranks(idle)}"
+            others = (
+                f". Until then, use the other ranks: %%on_ranks {format_ranks(idle)}, or --ranks {format_ranks(idle)}"
+            )
         stopped = "".join(f"{one.stopped}. " for one in self._cluster.stopped(busy) if one.kind == RANK)
         raise SessionBrokenError(
-            f"{stopped}an earlier cell has not ended on {list_ranks(busy)} (%ddp_status says where it is): wait, or "
-            "end it there with %ddp_interrupt, which keeps all variables. A long call of C code ends only when it "
-            f"returns; %ddp_interrupt --replace replaces such ranks, without their variables{others}"
+            f"{stopped}an earlier cell has not ended on {list_ranks(busy)} (%ddp_status shows its line): wait, or "
+            "end it with %ddp_interrupt, which keeps all variables. A long call of C code ends only when it returns; "
+            f"%ddp_interrupt --replace replaces such ranks, without their variables{others}"
         )
 
     def code_of(self, cell: int) -> str | None:

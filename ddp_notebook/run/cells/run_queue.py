@@ -83,7 +83,7 @@ class QueueSlot:
             what = f"{in_words(jobs)} to end: nothing was done. %ddp_cancel ends {'it' if len(jobs) == 1 else 'them'}"
         else:
             what = "an earlier cell to end: nothing was done. %ddp_interrupt ends that cell"
-        raise keyboard_interrupt(f"interrupted while it waited for {what}")
+        raise keyboard_interrupt(f"interrupted while waiting for {what}")
 
 
 class RunQueue:

@@ -137,7 +137,7 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]], *, is_whole:
     same, real = comparison.same, comparison.real_differences
     notes = notes_on(same)
     if comparison.has_only_process_state:
-        notes.append("there are no modules, optimizers or data")
+        notes.append("no modules, optimizers or data were found")
     notes += _random_notes(comparison.differences, same)
     if is_whole and len(ranks) > 1 and (loaders := read_by_all(shares)):
         notes.append(f"each rank reads all of {list_names(loaders)}, without a DistributedSampler")

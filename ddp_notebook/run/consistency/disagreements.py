@@ -173,8 +173,8 @@ def _apart(by_rank: Facts) -> Iterator[str]:
             if len(set(at_once)) > 1:
                 where = ", ".join(f"{path} on rank {rank}" for rank, path in zip(paths, at_once, strict=True))
                 yield (
-                    f"{list_ranks(list(paths))}: they saved one checkpoint to {where}: none of these can be loaded, "
-                    "since its parts and what tells of them lie apart; give all ranks the same path"
+                    f"{list_ranks(list(paths))} saved one checkpoint to different paths: {where}. None of these can be "
+                    "loaded, because each has only some of its parts; pass the same path on all ranks"
                 )
                 break
 
@@ -188,8 +188,8 @@ def _in_part(by_rank: Facts) -> Iterator[str]:
                 count = f"{one['sharded']} tensor{'s' * (one['sharded'] > 1)}"
                 yield (
                     f"rank {rank}: torch.save wrote this rank's part of {count} to {one['path']}, and "
-                    f"{name_ranks(lacking)} saved none: save with torch.distributed.checkpoint on all ranks, or what "
-                    "get_model_state_dict gives with StateDictOptions(full_state_dict=True)"
+                    f"{name_ranks(lacking)} saved none. Save with torch.distributed.checkpoint on all ranks, or save "
+                    "the result of get_model_state_dict with StateDictOptions(full_state_dict=True)"
                 )
                 break
 

@@ -34,12 +34,12 @@ class FaultInjector:
     def make(self, kind: str, ranks: RankSet, after_s: float | None, by_s: float) -> str:
         """Inject a fault, see `SessionRanks.fault`."""
         if kind not in (*KINDS, OFF):
-            raise UsageError(f"{kind!r} is not a fault; there are {', '.join(KINDS)}, and {OFF}\nusage: {_usage()}")
+            raise UsageError(f"the fault must be one of {', '.join(KINDS)}, {OFF}, got {kind!r}\nusage: {_usage()}")
         for name, seconds in (("after", after_s), ("by", by_s)):
             if seconds is not None and not 0 <= seconds <= _MOST_S:
-                raise UsageError(f"--{name} is {seconds:g}; give seconds from 0 to {_MOST_S:g}")
+                raise UsageError(f"--{name} must be 0 to {_MOST_S:g} seconds, got {seconds:g}")
         if ranks is None and kind != OFF:
-            raise UsageError(f"{kind} on which ranks? Name them, as in --ranks 1\nusage: {_usage()}")
+            raise UsageError(f"{kind} needs the ranks, as in --ranks 1\nusage: {_usage()}")
         chosen = self._liveness.parse(ranks)
         if kind == OFF:
             chosen = [rank for rank in chosen if rank in self._liveness.check_host().alive]

@@ -88,7 +88,7 @@ class Fetching:
         chosen = self._liveness.parse(ranks)
         folder = Path(to).expanduser()
         if "\0" in str(folder):
-            raise UsageError(f"no folder can be named {to!r}: it contains a null character")
+            raise UsageError(f"to must be a folder name without null characters, got {to!r}")
         with self._turn(chosen):
             groups = self._find(path, chosen)
             to_write: dict[Path, tuple[int, File]] = {}
@@ -154,7 +154,7 @@ def _listed(rank: int, data: bytes | bytearray | memoryview) -> tuple[File, ...]
     files = tuple(File(*fields) for fields in json.loads(bytes(data)))
     for file in files:
         if Path(file.name).is_absolute() or ".." in Path(file.name).parts:
-            raise DDPNotebookError(f"rank {rank} names {file.name!r}, which leads elsewhere; nothing was fetched")
+            raise DDPNotebookError(f"rank {rank} sent the path {file.name!r} outside the folder; nothing was fetched")
     return files
 
 
@@ -207,8 +207,8 @@ def _missing(files: Sequence[File], folder: Path, overwrite: bool) -> list[File]
     if others:
         more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
         raise DDPNotebookError(
-            f"here already: {', '.join(others[:_SHOWN])}{more}; nothing was fetched: name another folder with --to "
-            "(to=), or replace files with --overwrite (overwrite=True)"
+            f"existing files: {', '.join(others[:_SHOWN])}{more}. Nothing was fetched: choose another folder with --to "
+            "(to=), or replace the files with --overwrite (overwrite=True)"
         )
     return missing
 

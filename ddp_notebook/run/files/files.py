@@ -62,7 +62,7 @@ class SessionFiles:
             gpu1: 1 file (2.1 kB) sent to /home/me/project in 0.1 s, 41 were there already
         """
         if isinstance(also, str):
-            raise UsageError(f"also takes a list of names, not {also!r}: also=[{also!r}]")
+            raise UsageError(f"also must be a list of names, got {also!r}: pass also=[{also!r}]")
         self._parts().liveness.check_host()
         with Interrupts(lambda: None) as interrupts:
             try:
@@ -76,7 +76,7 @@ class SessionFiles:
                 )
             except KeyboardInterrupt:
                 pass  # raised below, so that the traceback has no frames of this package
-        raise keyboard_interrupt("interrupted: what was sent by then is there, and no half file")
+        raise keyboard_interrupt("interrupted: the files sent so far are complete, the others were not sent")
 
     def fetch(
         self,

@@ -60,7 +60,7 @@ class Healing:
                     return self._cells.recovery.form(timeout_s, interrupts.check)
                 except KeyboardInterrupt:
                     pass  # raised below, so that the traceback has no frames of this package
-        raise keyboard_interrupt("the forming of the group was interrupted: the next cell begins with it")
+        raise keyboard_interrupt("interrupted while the group was formed: the next cell forms it first")
 
     def heal(self, from_rank: int | None, names: Sequence[str]) -> list[str]:
         """Replace dead ranks, see `SessionRanks.heal`."""
@@ -126,26 +126,28 @@ class Healing:
         silent = [rank for rank in silent if rank not in self._cells.probe.vitals(silent)]
         if silent:
             gone = cluster.gone
-            died = f"{list_ranks(gone)} died, but no group forms with" if gone else "no rank has died, but"
+            died = f"{list_ranks(gone)} died, but no group can be formed with" if gone else "no rank has died, but"
             why = "; ".join(f"rank {rank}: {how or 'no answer'}" for rank, how in why_silent(cluster, silent).items())
             pids = " ".join(str(cluster.process(rank).pid) for rank in silent)
             raise SessionBrokenError(
-                f"{died} {why}. All variables are kept if it goes on; kill -9 {pids} and %ddp_heal replace "
+                f"{died} {why}. All variables are kept if it continues; kill -9 {pids} and %ddp_heal replace "
                 f"{'it' if len(silent) == 1 else 'them'} without variables"
             )
 
     def _check_source(self, from_rank: int | None, names: Sequence[str], new: Sequence[int]) -> None:
         if from_rank is None:
             if names:
-                raise UsageError(f"{' '.join(names)}: copied from which rank? Write --from RANK before the names")
+                raise UsageError(f"--from RANK must come before the names of variables, got only {' '.join(names)}")
             return
         if from_rank not in self._cluster.ranks:
-            raise UsageError(f"there is no rank {from_rank}; the ranks are 0 to {len(self._cluster.ranks) - 1}")
+            raise UsageError(f"rank {from_rank} does not exist; the ranks are 0 to {len(self._cluster.ranks) - 1}")
         if from_rank in new:
-            why = "has died itself, and its variables with it" if from_rank in self._cluster.gone else "is new itself"
-            raise UsageError(f"rank {from_rank} {why}; name another one")
+            why = (
+                "died, and its variables are lost" if from_rank in self._cluster.gone else "is new and has no variables"
+            )
+            raise UsageError(f"rank {from_rank} {why}; choose another rank with --from")
         if not new:
-            raise UsageError("no rank has died or was replaced, so none needs the variables of another")
+            raise UsageError("no rank died or was replaced, so no rank needs the variables of another")
 
     def _read(self, from_rank: int, names: Sequence[str], check: Check) -> tuple[Pulled, Buffer]:
         """Read all variables in one pickle, so that an optimizer keeps the parameters of its model."""

@@ -144,7 +144,7 @@ class Recovery:
             if time.monotonic() > until:
                 are = "is" if len(in_call) == 1 else "are"
                 raise StartError(
-                    f"{list_ranks(in_call)} {are} in a call of session.client, and cannot join a group before it ends. "
+                    f"{list_ranks(in_call)} {are} in a call of session.client, and cannot join a group until it ends. "
                     "Wait for it, or end it with %ddp_interrupt, which keeps all variables; then try again"
                 )
             check()

@@ -121,9 +121,8 @@ class Jobs:
         try:
             return self._jobs[number]
         except KeyError:
-            verb = "are" if len(self._jobs) > 1 else "is"
-            known = f"there {verb} {in_words(list(self._jobs))}" if self._jobs else "there is none"
-            raise UsageError(f"there is no job {number}: {known}; of those that have ended {_KEPT} are kept") from None
+            known = f"known: {in_words(list(self._jobs))}" if self._jobs else "no job was started"
+            raise UsageError(f"job {number} does not exist; {known} (the last {_KEPT} ended jobs are kept)") from None
 
     def __repr__(self) -> str:
         if self.elsewhere is not None:
@@ -160,7 +159,7 @@ class Jobs:
                 self._waited_for.add(job.number)
                 report(job)
         if left := [job.number for job in chosen if not job.done()]:
-            raise keyboard_interrupt(f"interrupted: {in_words(left)} {'goes' if len(left) == 1 else 'go'} on")
+            raise keyboard_interrupt(f"interrupted: {in_words(left)} continue{'s' * (len(left) == 1)}")
         for job in chosen:
             if job.state == "failed":
                 job.result()
@@ -247,7 +246,7 @@ def _of_elsewhere(elsewhere: ForeignCells) -> str:
         for told, ranks, state, seconds in elsewhere.rows()
     ]
     if not rows:
-        return "no cell runs or waits in this session; this notebook only looks and has no jobs of its own"
+        return "no cell is running or queued in this session; this notebook is attached read-only and has no jobs"
     table = as_table([("cell", "ranks", "state", "s", "code"), *rows])
     return "\n".join(["this notebook only looks; cells of the notebook that drives the session:", *table])
 

@@ -51,7 +51,7 @@ def measure(
     trained = max((step.cell for step in recordings.now.steps(rank=0)), default=0)
     code = cells.code_of(trained)
     if code is None:
-        raise UsageError("no cell has taken an optimizer step on rank 0: run the one that trains first")
+        raise UsageError("no cell has run an optimizer step on rank 0: run the training cell first")
     try:
         run(code, RecordOptions(solo=(steps, seconds), level="meta"), 2 * seconds + 20)
     except RankError as error:
@@ -63,5 +63,5 @@ def measure(
         if taken:
             recording._set_aside(taken[0].cell)
     if not taken:
-        raise UsageError("the cell took no optimizer step on rank 0 alone")
+        raise UsageError("the cell ran no optimizer step when it ran on rank 0 alone")
     recording.baseline = {"cell": trained, **alone(taken)}

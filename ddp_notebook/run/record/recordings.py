@@ -103,7 +103,7 @@ class Recordings(SessionFeature):
             return self._usual
         if not isinstance(asked, RecordOptions):
             raise UsageError(
-                f"record takes RecordOptions, not {type(asked).__name__}: record=RecordOptions(profile=True)"
+                f"record must be RecordOptions, got {type(asked).__name__}: record=RecordOptions(profile=True)"
             )
         if asked.level:
             _check_level(asked.level)
@@ -141,7 +141,7 @@ class Recordings(SessionFeature):
 
 def _check_level(level: str) -> None:
     if level not in LEVELS:
-        raise UsageError(f"ranks record off, meta, values or all, not {level!r}")
+        raise UsageError(f"the recording level must be off, meta, values or all, got {level!r}")
 
 
 def _folder_of(cluster: Cluster) -> str:
@@ -151,5 +151,5 @@ def _folder_of(cluster: Cluster) -> str:
         UsageError: they are on other machines.
     """
     if not cluster.is_here:
-        raise UsageError("--profile is there for ranks on the notebook's machine only: their files stay on their hosts")
+        raise UsageError("--profile needs all ranks on the notebook's machine: profiles are stored on the ranks' hosts")
     return cluster.directory

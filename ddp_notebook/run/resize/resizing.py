@@ -120,7 +120,7 @@ class Resizing(SessionFeature):
                 f"{world_size!r}"
             )
         if world_size < 1:
-            raise UsageError(f"{world_size} ranks: at least one has to stay; %ddp_stop ends all of them")
+            raise UsageError(f"world_size must be at least 1, got {world_size}; %ddp_stop ends all ranks")
         if world_size > MOST_RANKS:
             raise UsageError(f"a session has at most {MOST_RANKS:,} ranks, got N = {world_size}")
         if build is not None:
@@ -171,7 +171,7 @@ class Resizing(SessionFeature):
         leave = {*self._cluster.gone, *([] if without is None else self._liveness.parse(without))}
         stay = [rank for rank in ranks if rank not in leave][:world_size]
         if not stay:
-            raise UsageError("no rank would stay, and with the last one all variables would go")
+            raise UsageError("at least one rank must stay, or all variables are lost: list fewer ranks in --without")
         if len(stay) == len(ranks) == world_size:
             return None
         placement = self._cluster.place(stay, world_size, may_share=self._may_share)
@@ -179,7 +179,7 @@ class Resizing(SessionFeature):
         sharded = {name: what for answer in found.values() for name, what in answer["sharded"].items()}
         _refuse([one for answer in found.values() for one in answer["others"]], sharded, build)
         if sharded and 0 not in stay:
-            raise UsageError("rank 0 gathers what is in shards, so it has to stay: leave it out of --without")
+            raise UsageError("rank 0 gathers the sharded variables, so it must stay: leave it out of --without")
         same, own = self._compare({rank: answer["digests"] for rank, answer in found.items()}, stay[0])
         return _Plan(before=len(ranks), stay=stay, placement=placement, same=same, own=own, sharded=sorted(sharded))
 
@@ -226,7 +226,7 @@ class Resizing(SessionFeature):
                 raise StartError(f"{error}. {done[0].upper()}{done[1:]}" if done else str(error)) from error
             except KeyboardInterrupt:
                 pass  # raised below, so that the traceback has no frames of this package
-        raise keyboard_interrupt(f"the resizing was interrupted: {done or 'nothing was changed'}")
+        raise keyboard_interrupt(f"resizing was interrupted: {done or 'nothing was changed'}")
 
     def _settle(self, plan: _Plan, check: Check) -> list[str]:
         """Send new ranks their variables, and adapt samplers to the number of ranks."""
@@ -265,9 +265,9 @@ def _refuse(others: Sequence[str], sharded: Mapping[str, str], build: str | None
     if sharded and build is None:
         what = ", ".join(f"{name} is {of}" for name, of in sharded.items())
         raise UsageError(
-            f"the number of ranks cannot change: {what}, and the parts of ranks that leave would be lost. Name a "
-            "function of yours that builds all of it again and returns it by name: %ddp_resize N --build make; or save "
-            "it with torch.distributed.checkpoint, del it, and load it afterwards"
+            f"the number of ranks cannot change: {what}, and the shards of leaving ranks would be lost. Pass a "
+            "function that builds these variables again and returns them in a dict: %ddp_resize N --build make. Or "
+            "save them with torch.distributed.checkpoint, del them, and load them afterwards"
         )
 
 

@@ -124,7 +124,7 @@ class CellSurvival(SessionFeature):
     def _why_not(self, gone: Sequence[int], living: Sequence[int], stalled: Mapping[int, Stalls]) -> str:
         size = len(self._cluster.ranks)
         if len(gone) + len(living) < size:
-            return "the cell cannot go on without the ranks that it does not run on"
+            return "the cell cannot continue without the ranks on which it does not run"
         if max(stalled[rank].step for rank in living) < 0:
             return f"{list_ranks(list(gone))} died before the first step of the loop, and the cell ends"
         if self._shrinks:

@@ -85,7 +85,7 @@ class Exchange:
         """Evaluate an expression, see `Session.peek`."""
         chosen = self._liveness.parse(ranks)
         if not expression.strip():
-            raise UsageError("peek needs an expression of Python, such as history[-5:]")
+            raise UsageError("peek needs a Python expression, such as history[-5:]")
         if (job := self._job_on(chosen)) is None:
             with self.turn(chosen):
                 return self._peek(expression, chosen, None)
@@ -124,7 +124,7 @@ class Exchange:
             return read()
         except KeyboardInterrupt as error:
             error.__traceback__ = None  # IPython keeps the last error; drop the frames and the data in them
-            raise keyboard_interrupt(f"interrupted: nothing was read, and {job.name} goes on") from None
+            raise keyboard_interrupt(f"interrupted: nothing was read, and {job.name} continues") from None
 
     def _answers(self, asked: Mapping[int, Future[Pulled]], job: CellRun | None) -> dict[int, Pulled]:
         """Return the answers of ranks. Print a line if a job makes no optimizer step for a while."""
@@ -159,8 +159,8 @@ class Exchange:
                 what = f"{name!r} ({printable(', '.join(sorted(kinds)))})"
                 if kinds == {_DDP} and not _has_group():  # the value could not be unpickled after the wait
                     raise DDPNotebookError(
-                        f"{what} cannot be pulled: it needs the process group of the ranks. Its inner model can be "
-                        f"pulled when {job.name} has ended: %on_all_ranks inner = {name}.module, then %ddp_pull inner"
+                        f"{what} cannot be pulled: it needs the process group of the ranks. After {job.name} has "
+                        f"ended, pull its inner model: %on_all_ranks inner = {name}.module, then %ddp_pull inner"
                     )
                 print(
                     f"{what} is read when {job.name} has ended: while it runs, only numbers, text, tensors, arrays and "
@@ -234,7 +234,7 @@ class Exchange:
                 yield
         except KeyboardInterrupt as error:
             error.__traceback__ = None  # IPython keeps the last error; drop the frames and the data in them
-            raise keyboard_interrupt("interrupted: the transfer was dropped, the ranks go on") from None
+            raise keyboard_interrupt("interrupted: the transfer was dropped, and the ranks continue") from None
 
 
 def check_name(name: object) -> str:
@@ -244,7 +244,7 @@ def check_name(name: object) -> str:
         UsageError: it is not a valid name.
     """
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-        raise UsageError(f"{name!r} is not a name of a variable; give one such as 'x'")
+        raise UsageError(f"the name of a variable must be a Python identifier such as 'x', got {name!r}")
     return name
 
 
@@ -263,8 +263,8 @@ def _check_has(name: str, values: RankValues, ranks: list[int]) -> None:
     if missing := [rank for rank in ranks if rank not in values]:
         there = name_ranks(list(values)) if values else "no rank"
         raise UsageError(
-            f"{name!r} has a value for {there} and none for {name_ranks(missing)}; give those one too, or name the "
-            "ranks that are to get theirs (--ranks, ranks=)"
+            f"{name!r} has values for {there}, but none for {name_ranks(missing)}; add them, or select the ranks with "
+            "--ranks (ranks=)"
         )
 
 
@@ -279,7 +279,7 @@ def _check_can_be_sent(variables: Mapping[str, Any], where: str, force: bool) ->
     if nbytes > bulk.MOST_BYTES and not force:
         names = ", ".join(repr(name) for name in variables)
         raise UsageError(
-            f"{where}{names}: {size(nbytes)}; more than {size(bulk.MOST_BYTES)} is sent with --force (force=True) only"
+            f"{where}{names}: {size(nbytes)} are more than {size(bulk.MOST_BYTES)}: send with --force (force=True)"
         )
 
 
@@ -369,12 +369,12 @@ def _read_safely(rank: int, name: str, data: bytearray | memoryview) -> Any:
             return safe.read(data)
     except ImportError as error:
         raise DDPNotebookError(
-            f"rank {rank}: {name!r} has tensors, and the notebook cannot import torch: {error}"
+            f"rank {rank}: {name!r} contains tensors, but the notebook cannot import torch: {error}"
         ) from error
     except Exception as error:
         raise DDPNotebookError(
             f"rank {rank} sent a value of {name!r} that is not in the safe format "
-            f"({type(error).__name__}: {printable(str(error))}); nothing of it was kept"
+            f"({type(error).__name__}: {printable(str(error))}); it was dropped"
         ) from error
 
 
@@ -389,11 +389,11 @@ def _check_answer(rank: int, name: str, answer: Any, force: bool) -> None:
         and isinstance(answer.memory, list)
     )
     if not is_right:
-        raise DDPNotebookError(f"rank {rank} sent an answer about {name!r} that is not of the protocol; it was dropped")
+        raise DDPNotebookError(f"rank {rank} sent an invalid reply for {name!r}; it was dropped")
     if answer.nbytes > _MARGIN * bulk.MOST_BYTES and not force:
         raise DDPNotebookError(
-            f"rank {rank}: {name!r} comes with {size(answer.nbytes)}; more than {size(bulk.MOST_BYTES)} is "
-            "received with --force (force=True) only"
+            f"rank {rank}: {name!r} has {size(answer.nbytes)}, more than {size(bulk.MOST_BYTES)}: receive it with "
+            "--force (force=True)"
         )
 
 

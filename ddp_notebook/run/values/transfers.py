@@ -53,7 +53,7 @@ class Transfers:
                 return self._cluster.fetch(rank, answer.transfer, answer.nbytes, check)
         except MemoryError as error:
             self.drop(rank, answer.transfer)
-            raise DDPNotebookError(f"rank {rank}: the notebook has no memory for {answer.nbytes:,} bytes") from error
+            raise DDPNotebookError(f"rank {rank}: the notebook could not allocate {answer.nbytes:,} bytes") from error
         except ConnectionAbortedError:
             raise
         except ConnectionError as error:

@@ -64,15 +64,15 @@ class RankValues(Mapping[int, Any]):
         """
         arrays = {rank: _array(rank, value) for rank, value in self._values.items()}
         if not arrays:
-            raise UsageError("there is nothing to plot: these are the values of no rank")
+            raise UsageError("nothing to plot: no rank has a value")
         dimensions = {rank: str(array.ndim) for rank, array in arrays.items()}
         groups = group_by_value(dimensions)
         if len(groups) > 1:
             each = ", ".join(f"{ndim}-D on [{format_ranks(ranks)}]" for ndim, ranks in groups.items())
-            raise UsageError(f"these cannot be in one plot: {each}")
+            raise UsageError(f"values in a plot must have the same number of dimensions, got {each}")
         ndim = int(next(iter(groups)))
         if ndim > 2:
-            raise UsageError(f"{ndim}-D tensors cannot be plotted; 0-D to 2-D ones can, such as x[0]")
+            raise UsageError(f"values in a plot must be 0-D to 2-D, got {ndim}-D: select a part, such as x[0]")
         return _maps(arrays) if ndim == 2 else _chart(arrays, _lines if ndim == 1 else _bars)
 
 
@@ -94,7 +94,9 @@ def _array(rank: int, value: Any) -> np.ndarray:
         return array.astype(float)
     except (TypeError, ValueError, RuntimeError) as error:
         what = f"{_short(value)} ({type(value).__name__})"
-        raise UsageError(f"rank {rank}: {what} cannot be plotted; real numbers and tensors of them can") from error
+        raise UsageError(
+            f"rank {rank}: values in a plot must be real numbers or tensors of them, got {what}"
+        ) from error
 
 
 def _chart(arrays: Mapping[int, np.ndarray], draw: Any) -> Figure:

@@ -47,7 +47,7 @@ def answer(asked: dict[str, Any], feed: Feed, now_ns: int) -> FeedMessage:
             tables = feed.metrics(most, asked.get("name"), None if cells is None else [int(one) for one in cells])
             return feed.answer(request, now_ns, tables)
         case what:
-            raise ValueError(f"unknown question {what!r}")
+            raise ValueError(f"unknown request {what!r}")
 
 
 def _spans(feed: Feed, t0_ms: float, t1_ms: float, ranks: Any) -> tuple[Rows, int]:

@@ -89,7 +89,7 @@ def simulate(
     """
     for name, value in (("world_size", world_size), ("steps", steps), ("rate", rate)):
         if value is not None and value <= 0:
-            raise UsageError(f"simulate({name}={value}) has nothing to simulate; {name} is more than 0")
+            raise UsageError(f"{name} must be greater than 0, got {value}")
     if steps is None and not live:
         steps = _STEPS
     shape = Shape(

@@ -70,7 +70,7 @@ class Models:
         if not others:
             return []
         which = "a model" if others == 1 else f"{others} models"
-        return [f"{which} in DDP with a process_group of its own cannot go on: make the group again, and wrap it again"]
+        return [f"{which} in DDP with a separate process_group cannot continue: create the group and wrap it again"]
 
     def reset(self, *, make_reducers: bool) -> list[str]:
         """Let all models forget an incomplete forward or backward.
@@ -86,7 +86,7 @@ class Models:
             try:
                 _reset(model, make_reducer=make_reducers)
             except Exception as error:  # an error of one model must not affect the others and the group
-                notes.append(f"a model in DDP cannot go on, wrap it again: {with_type(error)}")
+                notes.append(f"a model in DDP cannot continue, wrap it again: {with_type(error)}")
         sharded = _sharded_modules()
         if sharded and not hasattr(FSDPModule, "reset_iter_state"):
             notes.append(

@@ -162,7 +162,7 @@ class Guard:
         if not all_block:  # no exchange then: a rank that waits later may wait for another call first
             if not is_same:
                 raise CollectiveMismatchError(
-                    f"{call.describe().short} {_words(call)} is not what another rank calls there"
+                    f"{call.describe().short} {_words(call)} differs from the collective that another rank calls"
                 )
         elif not is_same:
             raise CollectiveMismatchError(self._difference(board, ticket, call, maker))
@@ -182,8 +182,8 @@ class Guard:
             giver, taker = np.argwhere(more)[0]
             count, ranks = int(more[giver, taker]), call.group.ranks
             raise CollectiveMismatchError(
-                f"collective #{call.number} of group {call.group.title} does not fit: rank {ranks[giver]} gives rank "
-                f"{ranks[taker]} {abs(count)} bytes {'more' if count > 0 else 'less'} than that one takes. "
+                f"collective #{call.number} of group {call.group.title} does not match: rank {ranks[giver]} sends rank "
+                f"{ranks[taker]} {abs(count)} bytes {'more' if count > 0 else 'less'} than it receives. "
                 "Nothing was sent, and the group can be used"
             )
 
@@ -205,11 +205,7 @@ class Guard:
         return (
             f"collective #{call.number} of group {call.group.title} is not the same on all ranks: {'; '.join(parts)}. "
             "Nothing was sent, and the group can be used"
-            + (
-                "; what one rank is to compute alone, model.module(x) does"
-                if _IN_FORWARD in "".join(calls.values())
-                else ""
-            )
+            + ("; to compute on one rank alone, call model.module(x)" if _IN_FORWARD in "".join(calls.values()) else "")
         )
 
 
@@ -239,8 +235,8 @@ def _check_list(call: Call) -> None:
     places = [one.data_ptr() for one in flat(call.arguments[kernel.at_output]) if one.numel()]
     if len(set(places)) < len(places):
         raise ValueError(
-            f"{kernel.spec.name} would fill one tensor for {len(places) - len(set(places)) + 1} ranks: a list such as "
-            "[torch.zeros(2)] * world_size holds it as often; write [torch.zeros(2) for _ in range(world_size)]"
+            f"{kernel.spec.name} needs a separate tensor for each rank, but {len(places) - len(set(places)) + 1} share "
+            "memory, as in [torch.zeros(2)] * world_size; write [torch.zeros(2) for _ in range(world_size)]"
         )
 
 

@@ -156,8 +156,8 @@ class Messages:
         side.known.pop(word >> _TAG_SHIFT, None)
         if sent:
             raise MessageMismatchError(
-                f"{self._difference(side, word, sent, ranks, title)}. Its tensor holds what came, and a longer message "
-                "would have ended it: take messages with src=..."
+                f"{self._difference(side, word, sent, ranks, title)}. The tensor was filled anyway; a longer message "
+                "would have crashed the process. Pass src= to recv"
             )
 
     def look(self, posted: Posted) -> int:
@@ -209,8 +209,8 @@ class Messages:
         with_tag = f" with tag {tag}" if tag else ""
         where = "" if title == "default" else f" in group {title}"
         return (
-            f"message #{number} from rank {src} to rank {dst}{with_tag}{where} does not fit: rank {src} sends "
-            f"{_words(sends)}, rank {dst} takes {_words(takes)}"
+            f"message #{number} from rank {src} to rank {dst}{with_tag}{where} does not match: rank {src} sends "
+            f"{_words(sends)}, rank {dst} receives {_words(takes)}"
         )
 
 

@@ -40,8 +40,8 @@ def refuse_on_gpu(name: str, group: ProcessGroup, tensors: Sequence[torch.Tensor
     """
     if tensors and tensors[0].is_cuda and group._get_backend(_GPU).name() == "gloo":
         raise RuntimeError(
-            f"gloo cannot {name} tensors of a GPU: it would end this process. Move them to main memory, as in "
-            f"x.cpu(), or start with NCCL: %ddp_start --backend nccl, with --share-gpus where ranks share a GPU"
+            f"gloo cannot {name} GPU tensors: the process would crash. Move them to the CPU with x.cpu(), or use "
+            "NCCL: %ddp_start --backend nccl (and --share-gpus if ranks share a GPU)"
         )
 
 
@@ -206,7 +206,7 @@ def _peer(kernel: Kernel, group: Group, rest: tuple[Any, ...]) -> int | None:
     peer = kernel.root_of(rest)
     if peer is not None and not 0 <= peer < len(group.ranks):
         where = "" if group.title == "default" else f" of group {group.title}"
-        raise ValueError(f"there is no rank {peer}{where}: the ranks{where} are 0 to {len(group.ranks) - 1}")
+        raise ValueError(f"rank {peer}{where} does not exist: the ranks{where} are 0 to {len(group.ranks) - 1}")
     return peer
 
 

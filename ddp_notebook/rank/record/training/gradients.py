@@ -90,7 +90,7 @@ class GradientHook:
         if self._has_shown:
             return
         names = {name: None for each in modules for name, one in each.named_parameters() if one.requires_grad}
-        known = f"the models in DDP have {', '.join(names)}" if names else "there is no model in DDP"
+        known = f"the models in DDP have {', '.join(names)}" if names else "no model is in DDP"
         if self._event_buffer.level == OFF:
             known = "nothing is recorded, see %ddp_record"
         elif self.parameter in names:

@@ -227,13 +227,13 @@ def _check(schedule: Any, stages: Sequence[Any], args: Iterable[Any], named: dic
         equation = f"{samples} samples / {count} microbatches = {samples / count:.4g}"
         if samples < count:
             raise ValueError(
-                f"{name} has more microbatches than samples: {equation}; give it n_microbatches={max(samples, 1)} or "
+                f"{name} has more microbatches than samples: {equation}; pass n_microbatches={max(samples, 1)} or "
                 f"less, or a batch of {count} or more"
             )
         if samples % count and stages[0].group_size > 1:
             raise ValueError(
-                f"{name} needs microbatches of one size: {equation} is not whole, and every stage receives them in the "
-                f"shape of the first; give it a batch of {samples // count * count} or {(samples // count + 1) * count}"
+                f"{name} needs microbatches of equal size, but {equation} is not a whole number; pass a batch of "
+                f"{samples // count * count} or {(samples // count + 1) * count}"
             )
     return samples
 

@@ -110,7 +110,7 @@ export function parseRanks(text, worldSize) {
     const first = Number(match[1]);
     const last = match[2] === undefined ? first : Number(match[2]);
     if (last < first) throw new RangeError(`“${part}” runs backwards`);
-    if (last >= worldSize) throw new RangeError(`there is no rank ${last}; the ranks are 0 to ${worldSize - 1}`);
+    if (last >= worldSize) throw new RangeError(`rank ${last} does not exist; the ranks are 0 to ${worldSize - 1}`);
     for (let rank = first; rank <= last; rank++) found.add(rank);
   }
   return found.size === worldSize ? null : found;
