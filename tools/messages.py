@@ -96,19 +96,24 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def problems() -> list[str]:
+    """Return a line for each message that is missing, not in the source any more, or without a cause or a fix."""
+    wanted = {cell(one) for messages in collect().values() for one in messages}
+    have = listed()
+    found = [f"missing: {one}" for one in sorted(wanted - have.keys())]
+    found += [f"not in the source: {one}" for one in sorted(have.keys() - wanted)]
+    return found + [f"cause or fix is empty: {one}" for one, columns in have.items() if not all(columns)]
+
+
 def main() -> int:
-    """Print what differs, or add what is missing. Return 1 if a row is missing, in vain or not filled in."""
+    """Print the problems, or add rows for missing messages. Return 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--add", action="store_true", help="write the page with a row for each message")
     if parser.parse_args().add:
         PAGE.write_text(page())
-    wanted = {cell(one) for messages in collect().values() for one in messages}
-    have = listed()
-    problems = [f"missing: {one}" for one in sorted(wanted - have.keys())]
-    problems += [f"not in the source: {one}" for one in sorted(have.keys() - wanted)]
-    problems += [f"cause or fix is empty: {one}" for one, columns in have.items() if not all(columns)]
-    print("\n".join(problems) if problems else f"{len(have)} messages are listed")
-    return 1 if problems else 0
+    found = problems()
+    print("\n".join(found) if found else f"{len(listed())} messages are listed")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

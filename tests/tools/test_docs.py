@@ -10,6 +10,7 @@ import pytest
 
 from ddp_notebook.launch.options import TABLE
 from ddp_notebook.magics import _MAGICS
+from tools import messages
 from tools.docs import notebooks, reference, sources
 from tools.docs.fresh import ROOT
 from tools.docs.notebooks import NOTEBOOKS
@@ -65,6 +66,10 @@ def test_every_column_of_a_table_has_a_heading(name):
 @pytest.mark.parametrize("path", reference.pages(), ids=lambda path: path.stem)
 def test_a_generated_page_is_up_to_date(path):
     assert path.read_text() == reference.pages()[path], "run: python -m tools.docs.reference"
+
+
+def test_each_error_message_has_a_cause_and_a_fix():
+    assert messages.problems() == [], "run: python tools/messages.py --add, and fill in the columns"
 
 
 def test_the_options_page_has_every_start_option_and_every_magic():
