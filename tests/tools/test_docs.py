@@ -16,6 +16,7 @@ from tools.docs.fresh import ROOT
 from tools.docs.notebooks import NOTEBOOKS
 
 _LINK = re.compile(r"(?<!!)\]\(([^)\s#]+)")
+_TEXTS = [path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks").glob("*.md"))]
 _OF_ROOT = [name for name in sources.TEXTS if name.endswith(".md") and "/" not in name]
 
 
@@ -68,6 +69,12 @@ def test_a_generated_page_is_up_to_date(path):
     assert path.read_text() == reference.pages()[path], "run: python -m tools.docs.reference"
 
 
+@pytest.mark.parametrize("path", _TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_numbers_of_notebooks_in_a_text_are_right(path):
+    stated = re.findall(r"\b(\d+|\w+teen|nine|ten|twenty)\]? (?:notebooks|lessons)\b", path.read_text())
+    assert set(stated) <= {str(len(NOTEBOOKS))}
+
+
 def test_each_error_message_has_a_cause_and_a_fix():
     assert messages.problems() == [], "run: python tools/messages.py --add, and fill in the columns"
 
@@ -81,9 +88,6 @@ def test_the_options_page_has_every_start_option_and_every_magic():
         for action in magic.parser()._actions:
             if action.option_strings and action.dest != "help":
                 assert re.search(rf"{action.option_strings[-1]}\b", page), (name, action.option_strings)
-
-
-_TEXTS = [path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks").glob("*.md"))]
 
 
 def _without_code(page: str) -> str:
