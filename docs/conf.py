@@ -62,7 +62,7 @@ html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_extra_path = ["extra"]
 html_copy_source = False
-html_search_scorer = "static/scorer.js"  # tasks before the design of the code
+html_search_scorer = str(Path(__file__).parent / "static" / "scorer.js")  # tasks before the design of the code
 html_show_search_summary = False  # they are fetched, which a browser forbids to a page from a folder
 html_theme_options = {
     "logo": {"text": "ddp_notebook"},

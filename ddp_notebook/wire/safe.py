@@ -251,7 +251,7 @@ class _Reader:
     def value(self, node: Any, depth: int) -> Any:
         if not isinstance(node, list):
             if isinstance(node, dict):
-                raise ValueError("a JSON object in place of a list")
+                raise ValueError("a list was expected, not a JSON object")
             return node
         if depth > MOST_DEPTH:
             raise ValueError(f"nested more than {MOST_DEPTH} deep")

@@ -71,7 +71,7 @@ class Interrupts:
         return check
 
     def press(self) -> None:
-        """Count a press that came without a signal. May be called in any thread."""
+        """Count a press of the stop button that came by a call, not by SIGINT. May be called in any thread."""
         self.count += 1
         self.pressed_s = time.monotonic()
         self._wake()

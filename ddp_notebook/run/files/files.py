@@ -62,7 +62,7 @@ class SessionFiles:
             gpu1: 1 file (2.1 kB) sent to /home/me/project in 0.1 s, 41 were there already
         """
         if isinstance(also, str):
-            raise UsageError(f"also must be a list of names, got {also!r}: pass also=[{also!r}]")
+            raise UsageError(f"the argument also must be a list of names, got {also!r}: pass also=[{also!r}]")
         self._parts().liveness.check_host()
         with Interrupts(lambda: None) as interrupts:
             try:

@@ -260,7 +260,7 @@ class Keeper:
         return before != now or statuses[0] != statuses[1]
 
     def _begin_waiting(self, cluster: OwnCluster) -> None:
-        """Start the next waiting job if its notebook has left."""
+        """Start the next waiting job for a notebook that has left."""
         with self._notebooks.lock:
             if self._notebooks.may_come:
                 return
