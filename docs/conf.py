@@ -77,7 +77,7 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-_WITHOUT_SIDEBAR = ("index", "play", "SECURITY", "CONTRIBUTING", "CHANGELOG", "tests/**", "search")
+_WITHOUT_SIDEBAR = ("index", "play", "CONTRIBUTING", "CHANGELOG", "tests/**", "search")
 html_sidebars: dict[str, list[str]] = {page: [] for page in _WITHOUT_SIDEBAR}
 html_use_index = False
 html_domain_indices = False

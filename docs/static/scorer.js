@@ -8,7 +8,6 @@ const FOLDERS = [
   ["ARCHITECTURE", -30],
   ["CONTRIBUTING", -30],
   ["CHANGELOG", -30],
-  ["SECURITY", -30],
   ["measurements/", -40],
   ["tests/", -40],
 ];

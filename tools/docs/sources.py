@@ -21,7 +21,6 @@ TEXTS = (
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
-    "SECURITY.md",
     "notebooks/README.md",
     "notebooks/glossary.md",
     "tests/benchmarks/RESULTS.md",
