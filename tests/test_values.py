@@ -249,7 +249,7 @@ def test_what_the_notebook_cannot_unpickle_is_named(session):
 def test_what_is_above_the_limit_is_pulled_on_demand(session):
     session.run("from ddp_notebook.wire import bulk; bulk.MOST_BYTES = 1_000_000\nbig = [torch.zeros(500_000)]")
     try:
-        words = r"ranks 0-1: 'big' \(list\) has \d\.\d MB; above 1\.0 MB .*--force"
+        words = r"ranks 0-1: 'big' \(list\) has \d\.\d MB, more than 1\.0 MB: .*--force"
         with pytest.raises(DDPNotebookError, match=words):
             session.pull("big")
         assert session.pull("big", force=True)[1][0].shape == (500_000,)
@@ -307,7 +307,7 @@ def test_what_cannot_be_pushed_is_named(session, monkeypatch):
     with pytest.raises(DDPNotebookError, match=r"^rank 1: 'a' \(lock\) cannot be pickled"):
         session["a"] = RankValues({0: 1, 1: lock})
     monkeypatch.setattr(bulk, "MOST_BYTES", 1_000_000)
-    with pytest.raises(UsageError, match=r"'c': 2\.0 GB are more than 1\.0 MB: send with --force") as error:
+    with pytest.raises(UsageError, match=r"'c': 2\.0 GB are more than 1\.0 MB: send it with --force") as error:
         session["c"] = torch.zeros(1).expand(500_000_000)
     assert "rank" not in str(error.value)
 

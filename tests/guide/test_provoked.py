@@ -55,7 +55,7 @@ def test_calls_that_a_rank_refuses(session, code, message):
 
 
 def test_values_that_cannot_be_sent(session):
-    with pytest.raises(UsageError, match=r"send with --force \(force=True\)"):
+    with pytest.raises(UsageError, match=r"send it with --force \(force=True\)"):
         session.push(large=np.zeros(150_000_000))  # 1.2 GB that no page holds
     session.run("model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))", quiet=True)
     with pytest.raises(DDPNotebookError, match="It needs the process group of the ranks, which a model in DDP does"):

@@ -160,6 +160,9 @@ def test_a_module_that_cannot_be_bundled_leaves_no_bundle(clone):
 
 def test_a_monitor_without_a_bundle_raises_the_build_command(monkeypatch, tmp_path):
     monkeypatch.setattr(bundles, "MONITOR", tmp_path / "monitor.js")
-    with pytest.raises(MissingBuildError, match=r"build it with `pip install -e \.` or `python hatch_build\.py`"):
+    with pytest.raises(
+        MissingBuildError,
+        match=r"^the JavaScript of the monitor is missing .*build it with `pip install -e \.` or `python",
+    ):
         monitor.Monitor(Recording(1))
     gc.collect()  # a warning about a widget that cannot be closed would be an error in a later test

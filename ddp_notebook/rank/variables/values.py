@@ -50,8 +50,8 @@ def read(
         return bulk.pickled(value), describe(value)
     except safe.TooLargeError as error:
         raise CannotSendError(
-            f"{name!r} ({kind}) has {size(error.args[0])}, more than {size(bulk.MOST_BYTES)}: send it with --force "
-            "(force=True)"
+            f"{name!r} ({kind}) has {size(error.args[0])}, more than {size(bulk.MOST_BYTES)}: "
+            "send it with --force (force=True)"
         ) from None
     except safe.NotSafeError as error:
         raise CannotSendError(f"{name!r} ({kind}) cannot be sent safely: {error}") from None

@@ -279,7 +279,7 @@ def _check_can_be_sent(variables: Mapping[str, Any], where: str, force: bool) ->
     if nbytes > bulk.MOST_BYTES and not force:
         names = ", ".join(repr(name) for name in variables)
         raise UsageError(
-            f"{where}{names}: {size(nbytes)} are more than {size(bulk.MOST_BYTES)}: send with --force (force=True)"
+            f"{where}{names}: {size(nbytes)} are more than {size(bulk.MOST_BYTES)}: send it with --force (force=True)"
         )
 
 
