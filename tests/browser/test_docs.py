@@ -23,7 +23,7 @@ from tests.browser import chromium
 from tests.browser.jupyterlab import SCREENSHOTS
 
 ROOT = Path(__file__).parents[2]
-WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 400, "height": 800}
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 360, "height": 800}
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 NO_PAGES = ("_static", "recordings")  # the recordings are separate pages, see tests/widgets/test_page.py
 
