@@ -24,7 +24,7 @@ def between(by_rank: Facts) -> list[str]:
     Example:
         >>> a, b = ({"cell": 1, "how": "distributed", "path": path, "ranks": [0, 1]} for path in ("/a", "/b"))
         >>> between({0: {"saves": [a]}, 1: {"saves": [b]}})[0][:60]
-        'ranks 0,1: they saved one checkpoint to /a on rank 0, /b on '
+        'ranks 0,1 saved one checkpoint to different paths: /a on ran'
     """
     return [
         *_said_by_each(by_rank),
