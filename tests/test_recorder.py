@@ -135,5 +135,5 @@ def test_gloo_is_kept_from_what_would_end_the_process(group):
     kernel.refuse_on_gpu("send", world, [torch.ones(2)])
     with FakeTensorMode():
         x = torch.empty(2, device="cuda")
-    with pytest.raises(RuntimeError, match=r"gloo cannot send tensors of a GPU.*x\.cpu\(\).*--backend nccl"):
+    with pytest.raises(RuntimeError, match=r"gloo cannot send GPU tensors.*x\.cpu\(\).*--backend nccl"):
         kernel.refuse_on_gpu("send", world, [x])
