@@ -56,7 +56,7 @@ def test_the_first_cell(ranks):
             "the notebook is in no process group, and its ranks are: put %%on_all_ranks above the cell\n",
         ),
         ("nobody_has_this", ""),
-        # as in a module, where ranks do not have this name either
+        # ranks do not have this name in a module either
         ("exec('def f(): return rank', names := {})\nnames['f']()", ""),
         ("1 / 0", ""),
         ("%%local\nprint(rank)", ""),

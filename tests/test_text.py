@@ -6,7 +6,7 @@ from ddp_notebook.messages.ranks import Display
 from ddp_notebook.wire.marks import CellEnd, DisplayMark, since_last_cell
 from ddp_notebook.wire.text import Ordered, Piece, TextSplitter
 
-TOKEN = "0123456789abcdef"  # as long as the token of a session
+TOKEN = "0123456789abcdef"  # same length as the token of a session
 
 
 def mark(token: str, cell: int, duration_us: int | None = None) -> bytes:

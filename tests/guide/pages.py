@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "docs" / "guide"
+README = Path(__file__).parents[2] / "README.md"
 PAGES = sorted(FOLDER.glob("*.md"))
 _BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.guide.pages import PAGES, blocks
+from tests.guide.pages import PAGES, README, blocks
 from tests.kernels import NotebookKernel
 
 _CELL_S = 90.0
@@ -19,6 +19,7 @@ _RUN = [
     for page in PAGES
     if any(block.runs for block in blocks(page))
 ]
+_RUN += [pytest.param(README, id="README", marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

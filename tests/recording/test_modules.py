@@ -393,7 +393,7 @@ def test_steps_that_are_alike_and_have_other_names_have_none():
 
 def test_a_name_that_is_known_in_a_backward_must_be_the_same():
     known = Known()
-    end(sequence(known, "a", ">a", ">y", is_marked=True)[0])  # as if a forward runs again in the backward
+    end(sequence(known, "a", ">a", ">y", is_marked=True)[0])  # simulates a forward that runs again in the backward
     one, calls = sequence(known, "a", ">b", ">", is_marked=False)
     end(one)
     assert names(calls) == ["a", "b", ""]

@@ -21,7 +21,7 @@ from ddp_notebook.widgets.still import saved_page
 from tests.conftest import wait_until
 
 STEPS = 200
-_NEVER_S = 4e9  # as the pause of a continuing loop: later than any test
+_NEVER_S = 4e9  # pause of a continuing loop, longer than any test
 _TRAIN = """
 from torch.nn.parallel import DistributedDataParallel
 torch.manual_seed(0)

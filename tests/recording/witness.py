@@ -34,7 +34,7 @@ RANGES = {
     "send": ["send"],
     "recv": ["recv"],
 }
-_NEAR = 0.1  # as a part of the span; at least `_NEAR_NS`
+_NEAR = 0.1  # share of the span; at least `_NEAR_NS`
 _NEAR_NS = 200_000
 _FEWEST = 8  # fewest operations of one kind for a meaningful median
 

@@ -117,7 +117,7 @@ class Cluster:
         wait_until(Path(files["sock"]).exists, _UP_S, "munged's socket")
         self._run("slurmctld", "-D", "-f", str(self.config))
         for name in self._network.addresses:
-            # As on Debian, the host's own name has an address that other hosts cannot reach.
+            # Debian gives the host's own name an address that other hosts cannot reach.
             hosts = here / f"hosts.{name}"
             hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n{net}.1 {socket.gethostname()}\n")
             begin = f"hostname {name} && mount --bind {hosts} /etc/hosts && exec slurmd -D -N {name} -f {self.config}"

@@ -24,7 +24,7 @@ def slurm(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def queue_is_empty(slurm):
-    """Check after every test that there are no new jobs, and no invitation or output of a job is left."""
+    """Check after every test that no new job, invitation or output of a job is left."""
     before, shared = set(slurm.jobs()), slurm.shared_folder
     files = {file.name for file in shared.glob("*")}
     yield

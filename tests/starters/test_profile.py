@@ -108,7 +108,7 @@ def test_time_in_a_queue_is_none_of_the_start(make_profile, batch_system, in_fol
 def test_a_launcher_that_does_not_end_is_given_up(make_profile, batch_system, in_folder, monkeypatch, caplog):
     make_profile("stays", _CLASS.format("pbs"))
     (batch_system / "qsub").write_text("#!/bin/sh\necho 4713\n")
-    (batch_system / "qdel").write_text("#!/bin/sh\nexec sleep 5\n")  # as if the server does not answer
+    (batch_system / "qdel").write_text("#!/bin/sh\nexec sleep 5\n")  # simulates a server that does not answer
     monkeypatch.setattr(profile_module, "_END_S", 0.1)
     monkeypatch.setattr(profile_module, "_GONE_S", 0.3)
     profile = ProfileStarter("stays", 2, None)

@@ -24,7 +24,7 @@ from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.cell.tracebacks import Tracebacks
 from ddp_notebook.rank.cell.truncation import bounded_display
 from ddp_notebook.rank.cell.widget_comms import COMM_TYPES, RankComms, ends_capture
-from ddp_notebook.rank.group.kernels.kernel import why_retired
+from ddp_notebook.rank.group.calls import why_retired
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.hooks import Hooks
 from ddp_notebook.rank.variables.copying import CellText

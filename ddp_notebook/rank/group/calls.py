@@ -40,6 +40,23 @@ class CollectiveMismatchError(RuntimeError):
     usable."""
 
 
+class RetiredGroupError(RuntimeError):
+    """The group of an operation cannot be used any more. The message names the reason and the remedy."""
+
+
+def why_retired(error: BaseException | None) -> str:
+    """Return the message of a `RetiredGroupError` during whose handling an error was raised; "" if there is none.
+
+    torch looks up the name of the group while it logs a failed collective. It does not find a retired group, and raises
+    an error that hides the cause.
+    """
+    while error is not None:
+        error = error.__context__
+        if isinstance(error, RetiredGroupError):
+            return str(error)
+    return ""
+
+
 class BackwardSpan(Protocol):
     """The backward pass in which a call was made, see `record.training.buckets`."""
 

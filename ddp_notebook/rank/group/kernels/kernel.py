@@ -11,7 +11,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from ddp_notebook.rank import gpu
-from ddp_notebook.rank.group.calls import NOW_NS, Call, Group
+from ddp_notebook.rank.group.calls import NOW_NS, Call, Group, RetiredGroupError
 from ddp_notebook.rank.group.kernels.repeats import Kept
 from ddp_notebook.rank.group.operators import Operator, flat
 from ddp_notebook.rank.group.waiting import notice_interrupt
@@ -167,23 +167,6 @@ class Kernel(Operator):
                 recorder.prune()
 
         return follow
-
-
-class RetiredGroupError(RuntimeError):
-    """The group of an operation cannot be used any more. The message names the reason and the remedy."""
-
-
-def why_retired(error: BaseException | None) -> str:
-    """Return the message of a `RetiredGroupError` during whose handling an error was raised; "" if there is none.
-
-    torch looks up the name of the group while it logs a failed collective. It does not find a retired group, and raises
-    an error that hides the cause.
-    """
-    while error is not None:
-        error = error.__context__
-        if isinstance(error, RetiredGroupError):
-            return str(error)
-    return ""
 
 
 def _check_group(recorder: Recorder, group: Group) -> None:
