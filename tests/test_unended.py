@@ -39,9 +39,12 @@ def session(waiting_host_server):
 
 
 @pytest.fixture(autouse=True)
-def impatience(monkeypatch):
+def impatience(session, monkeypatch):
     monkeypatch.setattr(watch, "_END_S", 0.5)
     monkeypatch.setattr(abandoned_cells, "_END_S", 0.5)
+    yield
+    if session._cells.unended():  # the test failed; the next ones would wait for this cell
+        session.interrupt(replace=True)
 
 
 def leave_rank_1_in(session, code: str) -> None:
@@ -174,7 +177,7 @@ def test_cells_that_wait_behind_the_one_that_is_ended(session, monkeypatch):
 def test_the_message_alone_ends_what_no_signal_of_python_ends(session):
     """The signals may have arrived before the cell began. Then only the message ends the cell."""
     future = session.submit("kept = 7\ndist.recv(torch.ones(1), 1)", ranks=0)
-    wait_until(lambda: session._cells.watched is not None)
+    wait_until(lambda: session._cells.under_way is not None)  # the cell was sent
     run = session._cells.under_way
     wait_until(lambda: "recv" in session._cells.inspect(run)[0].doing)
     session._cluster.send(0, Interrupt(cell=run.number))
