@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import importlib.util
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -63,6 +64,9 @@ COPIED = {
     *("logging", "math", "os", "pickle", "queue", "re", "signal", "socket", "struct", "threading", "time", "traceback"),
     "weakref",
 }
+# Classes and functions of these modules use public names of their module: `WeakKeyDictionary` uses `weakref.ref`. So a
+# copy of their names is not enough, and they are executed a second time. They share no state.
+EXECUTED = {"traceback", "weakref"}
 
 
 def __getattr__(name: str) -> ModuleType:
@@ -70,7 +74,11 @@ def __getattr__(name: str) -> ModuleType:
     if name not in COPIED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     original = importlib.import_module(name)
-    copied = ModuleType(name, original.__doc__)
-    vars(copied).update(vars(original))
+    if name in EXECUTED and original.__spec__ is not None and original.__spec__.loader is not None:
+        copied = importlib.util.module_from_spec(original.__spec__)
+        original.__spec__.loader.exec_module(copied)
+    else:
+        copied = ModuleType(name, original.__doc__)
+        vars(copied).update(vars(original))
     setattr(sys.modules[__name__], name, copied)
     return copied

@@ -223,6 +223,10 @@ MODULES = {
         "socket.socket = socket.getaddrinfo = socket.gethostname = socket.create_connection = socket.socketpair = fail"
     ),
     "io and open": "import codecs, io; io.TextIOWrapper = io.FileIO = io.BytesIO = io.StringIO = io.open = codecs.open = None",
+    "weakref": (
+        "import weakref\nfor n in ('ref', 'KeyedRef', 'WeakKeyDictionary', 'WeakValueDictionary', 'WeakSet', 'proxy'): "
+        "setattr(weakref, n, None)"
+    ),
     "contextlib and functools": (
         "import contextlib, functools\ncontextlib.suppress = contextlib.contextmanager = contextlib.ExitStack = None\n"
         "functools.partial = functools.wraps = functools.lru_cache = None"

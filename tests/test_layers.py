@@ -127,8 +127,10 @@ def test_the_exceptions_are_needed():
 def test_code_next_to_cells_uses_copies_of_replaceable_functions(part):
     """`import time` would find a function that the cell has put into the module."""
     for file, _ in files(part):
-        imports = [node for node in parsed(file.read_text()).body if isinstance(node, ast.Import)]
-        replaceable = {alias.name for node in imports for alias in node.names} & stdlib.COPIED
+        body = parsed(file.read_text()).body
+        names = {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
+        executed = {node.module or "" for node in body if isinstance(node, ast.ImportFrom)} & stdlib.EXECUTED
+        replaceable = names & stdlib.COPIED | executed
         assert not replaceable, f"{file.relative_to(ROOT)}: from ddp_notebook.stdlib import {', '.join(replaceable)}"
 
 

@@ -283,11 +283,10 @@ def test_the_rank_calls_nothing_that_a_cell_has_replaced_or_made(make_session_al
 
 @pytest.mark.processes
 def test_the_status_says_why_the_state_of_a_rank_cannot_be_read():
-    """A cell has replaced a function that a library calls. The status gives this reason, and not for example a long
-    call."""
+    """A cell has removed what torch itself needs. The status gives this reason, and not for example a long call."""
     with ddp_notebook.start(1) as session:
-        with contextlib.suppress(RankError):  # the end of the cell needs `weakref.ref` too
-            session.run("import weakref\nweakref.ref = None", quiet=True)
+        with contextlib.suppress(RankError):  # the end of the cell needs it too
+            session.run("torch.distributed.distributed_c10d._world = None", quiet=True)
 
         [row] = session.status().rows
-        assert row.state == "its state cannot be read: TypeError: 'NoneType' object is not callable"
+        assert row.state == "its state cannot be read: AttributeError: 'NoneType' object has no attribute 'pg_names'"

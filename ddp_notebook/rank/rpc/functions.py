@@ -12,11 +12,10 @@ import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch._C._distributed_rpc import PyRRef
 
-from ddp_notebook.stdlib import os, pickle, time
+from ddp_notebook.stdlib import os, pickle, time, weakref
 
 _MAIN = "__main__"
 _KINDS = FunctionType, type  # a tuple, because a union would be created at each call
@@ -25,7 +24,9 @@ _TO_BEGIN_S = 2.0  # time for a rank to start the cell that the caller runs
 _LOCAL = "<"  # part of the qualified name of a local function, which cannot be looked up
 
 Running = Callable[[], tuple[int, float] | None]
-_digests: WeakKeyDictionary[Any, tuple[object, str]] = WeakKeyDictionary()  # with the code that was digested
+_digests: weakref.WeakKeyDictionary[Any, tuple[object, str]] = (
+    weakref.WeakKeyDictionary()
+)  # with the code that was digested
 
 
 class CellPickler(pickle.Pickler):

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from time import monotonic_ns
-from traceback import walk_stack
 from typing import Any
 
 from torch._C._distributed_rpc import WorkerInfo
@@ -18,7 +17,7 @@ from torch._C._distributed_rpc import WorkerInfo
 from ddp_notebook.rank.remote_calls import TORCH, Sent
 from ddp_notebook.rank.rpc.open_calls import RpcCalls, name_of
 from ddp_notebook.rank.rpc.serving import CallRecorder, Serving, Travelling
-from ddp_notebook.stdlib import functools
+from ddp_notebook.stdlib import functools, traceback
 
 _OPERATORS = "aten::"
 
@@ -67,7 +66,7 @@ class RpcSender:
         call = self._calls.new(name, self._serving.cell())
         frame, making = sys._getframe(1), self._making.setdefault(call.thread, [])
         if making:
-            outer = {id(above) for above, _ in walk_stack(frame.f_back)}
+            outer = {id(above) for above, _ in traceback.walk_stack(frame.f_back)}
             making[:] = [one for one in making if one[0] in outer]
         making.append((id(frame), call))
         recorder = self.recorder
