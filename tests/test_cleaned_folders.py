@@ -87,6 +87,7 @@ def test_a_session_goes_on_without_its_folders(make_session):
     session.stop()
 
 
+@pytest.mark.long
 def test_the_stack_of_a_rank_is_read_though_its_file_was_removed(make_session):
     session = make_session(2)
     session.run("print()")
@@ -264,6 +265,7 @@ def test_pull_works_in_a_deleted_working_directory():
     assert (ended.returncode, ended.stdout) == (0, "<class 'torch.Size'>\nstill removed\n"), ended.stderr
 
 
+@pytest.mark.long
 def test_private_folders_and_files_are_private_under_any_umask(make_session):
     before = os.umask(0o777)
     try:

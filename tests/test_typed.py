@@ -170,6 +170,7 @@ def test_a_script_in_the_shell_is_no_rank(ranks, script):
     assert ranks.run(f"%on_all_ranks %run {script}").stdout == "[0-1] started\n[0] 1\n[1] 2\n"
 
 
+@pytest.mark.long
 def test_the_hint_appears_once_if_scripts_fail_in_succession(ranks, tmp_path):
     (tmp_path / "late.py").write_text("import sys, time\ntime.sleep(float(sys.argv[1]))\nsys.exit(1)\n")
     run = f"!{{sys.executable}} {tmp_path / 'late.py'} {{rank}}"

@@ -13,7 +13,7 @@ from tests.kernels import NotebookKernel
 _CELL_S = 90.0
 _LINES = 150
 _FIRST_SCREEN = 25  # lines
-_IN_MAKE_TEST = {"quickstart", "stop_and_dead_ranks"}  # about 10 s each
+_IN_MAKE_TEST = {"quickstart"}  # each takes about 10 s
 _RUN = [
     pytest.param(page, id=page.stem, marks=() if page.stem in _IN_MAKE_TEST else pytest.mark.long)
     for page in PAGES

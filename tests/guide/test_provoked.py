@@ -24,6 +24,7 @@ def test_a_cell_with_a_limit(session):
         session.run("while True: pass", timeout_s=0.5, quiet=True)
 
 
+@pytest.mark.long
 def test_a_cell_that_cannot_be_stopped(session):
     with pytest.raises(CellTimeoutError):
         session.run("if rank == 1: sum(range(10**11))", timeout_s=0.3, quiet=True)
@@ -73,6 +74,7 @@ def test_a_start_that_takes_too_long(make_session_alone, monkeypatch):
         make_session_alone(2, cold=True, timeout_s=1.5)
 
 
+@pytest.mark.long
 def test_a_collective_after_a_death(make_session_alone):
     session = make_session_alone(2)
     with pytest.raises(RankDiedError):

@@ -176,6 +176,7 @@ def test_the_others_wait_for_a_straggler(ddp, plain):
     assert any(text.get_text() == "asleep" for text in found.picture().axes[0].texts)
 
 
+@pytest.mark.long
 def test_passes_without_synchronisation_send_nothing(ddp, plain):
     found = ddp.run(no_sync=2)
 

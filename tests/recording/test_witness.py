@@ -85,10 +85,10 @@ def level(request, session) -> Iterator[str]:
         session.record("meta")
 
 
-_LONG = ("many buckets, no_sync", "a parameter that is used twice, no_sync")
+_QUICK = ("one bucket, no_sync", "many buckets", "find_unused_parameters", "two models", "a user's hook")
 
 
-@pytest.mark.parametrize("case", [pytest.param(one, marks=[pytest.mark.long] if one in _LONG else []) for one in CASES])
+@pytest.mark.parametrize("case", [pytest.param(one, marks=() if one in _QUICK else pytest.mark.long) for one in CASES])
 def test_ddp_is_recorded_as_torch_sees_it(session, level, case):
     set_up, how, buckets = CASES[case]
 

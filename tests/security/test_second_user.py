@@ -69,6 +69,7 @@ def test_a_group_that_forms_anew_is_not_led_elsewhere(session, stranger, tmp_pat
     session.run("dist.destroy_process_group(); dist.init_process_group()")
 
 
+@pytest.mark.long
 def test_another_user_reads_only_a_random_word_of_a_host_probe(stranger, tmp_path):
     with selectors.DefaultSelector() as selector:
         reach, ended = Reach(selector), threading.Event()

@@ -79,6 +79,7 @@ def test_what_ends_a_job_ends_the_cell_and_is_named(slurm, end, words):
             later.result(timeout=60)
 
 
+@pytest.mark.long
 def test_a_job_ends_with_a_notebook_that_ends_without_a_word(slurm):
     script = "import ddp_notebook; ddp_notebook.start(1, slurm='-N1').run('print(rank)')"
     command = [sys.executable, "-c", script]
@@ -114,7 +115,8 @@ def test_a_job_that_starts_after_its_notebook_ended_ends_at_once(slurm):
     _tidy(slurm)
 
 
-@pytest.mark.parametrize("asked", ["-N2 --exclusive", pytest.param("-N2 -n4", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("asked", ["-N2 --exclusive", "-N2 -n4"])
 def test_inside_an_allocation_there_is_no_queue_and_it_stays(slurm, asked):
     then = "session.stop(); import subprocess; print('left', subprocess.getoutput('squeue -h -o %D'))"
     with _notebook("4, slurm=''", _SUM, then, before=("salloc", "-Q", *asked.split())) as notebook:

@@ -29,6 +29,7 @@ from tests.conftest import wait_until
 from tests.ssh import sshd
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nothing_is_left_of_a_session(python):
     with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python=python)) as session:
@@ -155,6 +156,7 @@ def test_a_server_that_is_stopped_is_heard(python):
         host.close()
 
 
+@pytest.mark.long
 @pytest.mark.alone  # other tests need ports too
 def test_a_forwarded_port_is_found_where_most_ports_are_taken(python):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -183,6 +185,7 @@ def test_a_forwarded_port_is_found_where_most_ports_are_taken(python):
         host.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_shell_output_is_not_the_reason_of_a_server_that_ended(ssh):
     noisy = sshd.python(ssh, first="echo \"rm: cannot remove 'x': No such file or directory\" >&2")

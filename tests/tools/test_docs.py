@@ -30,6 +30,7 @@ def test_links_between_texts_lead_to_a_page_of_the_site():
                 assert posixpath.normpath(posixpath.join(folder, link)) in on_site, (name, link)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_notebook_that_fails_keeps_its_last_good_execution(tmp_path, monkeypatch):
     notebook = tmp_path / "source" / "99_fails.ipynb"

@@ -108,6 +108,7 @@ def is_last_step(html: str) -> bool:
     return 'class="chip idle">idle' in html and re.findall(r"<td[^>]*>(\d+)</td>", html).count("49") == 2
 
 
+@pytest.mark.long
 def test_the_monitor_is_redrawn_under_cells_and_then_settles(page):
     first = page.run("%ddp_monitor")
     assert page.monitors() == [] and "ddp-html" in first.displays[0]["text/html"]
@@ -184,6 +185,7 @@ def last_monitor(page: Browser) -> str:
     return [name for name, state in page.models.items() if "Monitor" in state.get("_anywidget_id", "")][-1]
 
 
+@pytest.mark.long
 def test_off_shows_nothing_and_html_no_widget(page):
     page.run(STOP)
     page.run("%ddp_start 2 --live off")
