@@ -1,7 +1,7 @@
 """Latency of `pass` on four ranks: `python -m tests.benchmarks.cell`, from the root of the repository.
 
-The cells run in one real kernel, and a Jupyter client measures them. At first only our ranks run, and three cells
-    alternate:
+The cells run in one real kernel, and a Jupyter client measures them. At first only our ranks run. Three
+cells alternate:
 
     local           `pass` in the notebook itself
     ours            `%%on_all_ranks`
@@ -78,14 +78,14 @@ def measure(blocks: int = 5, per_block: int = 40) -> list[Figure]:
         _figure(px, "px, default", f"`%%px` on `ipp.Cluster({WORLD_SIZE})`", BAR_PX),
         _figure(local, "local", "local `pass`", BAR_LOCAL),
         _figure(local, "local", "local `pass`", BAR_LOCAL, "least"),
-        _figure(busy, "local", f"local `pass`, both while {cores} other processes use a core each", BAR_BUSY),
+        _figure(busy, "local", f"local `pass` ({cores} other busy processes during both)", BAR_BUSY),
         Figure(
-            what=f"`pass` on {WORLD_SIZE} ranks that have {WIDGETS} widgets each",
+            what=f"`pass` on {WORLD_SIZE} ranks with {WIDGETS} widgets each",
             value=median(chain(*full)),
             unit="ms",
             bar=BAR_WIDGETS,
             baseline=median(chain(*bare)),
-            against="`pass` without them",
+            against="`pass` without widgets",
             blocks=tuple(median(block) for block in full),
         ),
     ]
@@ -116,7 +116,7 @@ def _with_widgets_ms(front_end: FrontEnd, blocks: int, per_block: int) -> tuple[
 
 
 def _figure(taken: dict[str, list[list[float]]], against: str, words: str, bar: float, of: str = "ours") -> Figure:
-    who = "ranks" if of == "ours" else "processes that run it in IPython at a byte from a pipe, the least possible"
+    who = "ranks" if of == "ours" else "processes that read a byte from a pipe and run IPython (minimum)"
     return Figure(
         what=f"`pass` on {WORLD_SIZE} {who}",
         value=median(chain(*taken[of])),

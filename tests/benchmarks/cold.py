@@ -1,9 +1,9 @@
 """CPU time that recording costs the training thread with cold caches: `python -m tests.benchmarks.cold`.
 
 Measures a step of DDP on one rank, whose buckets gloo reduces at once. 12 MB of other memory are written before each
-    part,
-so that the code is in no cache. The models are a tiny MLP with six buckets and a transformer with two. Only the CPU
-time of the training thread counts, so other load hardly matters. Blocks of the following kinds run in a random order:
+part, so that the code is in no cache. The models are a tiny MLP with six buckets and a transformer with two. Only the
+CPU time of the training thread counts, so other load hardly matters. Blocks of the following kinds run in a random
+order:
 
 - kernels in Python that do nothing: the cost of calling Python from torch
 - kernels that note the start and the end of each operation
@@ -24,11 +24,11 @@ from tests.benchmarks.recording import LEAST, MODELS
 from tests.benchmarks.results import Figure, moment, table
 
 BAR = 1.03
-_STEPS = {"a tiny MLP of 6 buckets of 1 MB": 12, "a transformer of 1.1 M parameters": 3}  # steps of a block
+_STEPS = {"a tiny MLP with 6 buckets of 1 MB": 12, "a transformer with 1.1 M parameters": 3}  # steps of a block
 _WORDS = {
-    "again": "not recorded once more",
-    "nothing": "with kernels in Python that do nothing",
-    "least": "with kernels in Python that note when each operation begins and ends, the least possible",
+    "again": "not recorded, measured a second time (noise)",
+    "nothing": "with empty Python kernels",
+    "least": "with Python kernels that only note start and end (minimum)",
     "off": "with `%ddp_record off`",
     "recorded": "recorded",
     "all": "recorded with `%ddp_record all`",
@@ -67,7 +67,7 @@ def switch(mode):
     event_buffer = recording.event_buffer
     event_buffer.level, event_buffer.thins = {"recorded": (VALUES, True), "all": (ALL, False)}.get(mode, (OFF, False))
 
-class Ran:  # adds up the processor time of its blocks, each of which begins with cold caches
+class Ran:  # sum of the processor time of blocks that start with cold caches
     us = 0.0
     def __enter__(self):
         other.mul_(1.0000001)
@@ -113,8 +113,8 @@ def _measure(model: str, blocks: int, steps: int) -> list[Figure]:
     bare_us = median(middle_us["bare"])
     return [
         Figure(
-            what=f"the thread that trains, caches cold: a step of {model} on one rank, {words}; half of "
-            f"{blocks} blocks between {of_mode[blocks // 4]:.0f} and {of_mode[3 * blocks // 4]:.0f} us",
+            what=f"processor time of the training thread with cold caches per step: {model}, 1 rank, {words}; "
+            f"quartiles of {blocks} blocks {of_mode[blocks // 4]:.0f} and {of_mode[3 * blocks // 4]:.0f} us",
             value=median(of_mode),
             unit="us",
             bar=BAR,

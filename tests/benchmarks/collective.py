@@ -74,7 +74,7 @@ def _measure_recorder(blocks: int) -> Figure:
     # Use the minimum of the blocks, because other load only adds time.
     added = [max(0.0, one - min(bare)) for one in recorded]
     return Figure(
-        what=f"the recorder, processor time that it adds to an `all_reduce` of {min(bare):.1f} us",
+        what=f"processor time that the recorder adds to an `all_reduce` ({min(bare):.1f} us)",
         value=min(recorded) - min(bare),
         unit="us",
         bar=BAR_RECORDER_US,
@@ -87,12 +87,12 @@ def _measure_guard(world_size: int, blocks: int) -> Figure:
         result: Any = session.run(f"BLOCKS, CALLS = {blocks}, 100\n{_GUARD}", quiet=True)
         guarded, plain = json.loads(result[0].stdout)
     return Figure(
-        what=f"`all_reduce` with the guard on {world_size} ranks",
+        what=f"wall time of an `all_reduce` with the guard, {world_size} ranks",
         value=median(guarded),
         unit="ms",
         bar=BAR_GUARD,
         baseline=median(plain),
-        against="one without",
+        against="without the guard",
         blocks=tuple(guarded),
     )
 

@@ -28,7 +28,7 @@ LEAST = "%%least\npass"
 _JOIN = """
 import socket, torch, torch.distributed as dist
 torch.set_num_threads(1)
-os.environ.update(GLOO_SOCKET_IFNAME="lo", RES_OPTIONS="attempts:0")  # as ours, they ask no name service
+os.environ.update(GLOO_SOCKET_IFNAME="lo", RES_OPTIONS="attempts:0")  # like the ranks, without a name service
 with socket.create_server(("127.0.0.1", 0)) as one: _port = one.getsockname()[1]
 def _join(rank):
     store = dist.TCPStore("127.0.0.1", _port, is_master=rank == 0, wait_for_workers=False)
@@ -50,16 +50,16 @@ def least(world_size: int, *, in_group: bool = False, is_bare: bool = False) -> 
     return f"""
 import os, signal, sys
 _world_size = {world_size}
-for _end in sum(globals().get("_least", []), ()): os.close(_end)  # earlier ones end
+for _end in sum(globals().get("_least", []), ()): os.close(_end)  # ends earlier processes
 {_JOIN if in_group else "def _join(_): pass"}
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import register_cell_magic
 from traitlets.config import Config
 def _serve(rank, cells, done):
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # else the kernel's end would have it go on as a kernel
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # otherwise it would run as a kernel after the kernel's end
     _join(rank)
     sys.stdout = sys.stderr = open(os.devnull, "w")
-    shell = InteractiveShell(config=Config(HistoryManager=dict(enabled=False)))  # the kernel's own has lost its threads
+    shell = InteractiveShell(config=Config(HistoryManager=dict(enabled=False)))  # a fork ends the old shell's threads
     while os.read(cells, 1):
         {"pass" if is_bare else "shell.run_cell('pass', store_history=True)"}
         os.write(done, b".")

@@ -85,8 +85,9 @@ def report(found: dict[str, Any]) -> list[str]:
         f"{found['parameters']:,} parameters, {WORLD_SIZE} ranks in DDP, {found['seconds'] / 60:.1f} minutes: "
         f"{found['steps']:,} steps, {found['tokens_per_s']:,.0f} tokens per second.",
         "",
-        f"On new text **{found['loss']:.3f} nats a character** (wanted: below {BAR}); by the minute {by_minute}.",
-        f"At the first position {places[0]:.2f}, at the last {places[-1]:.2f}. It writes:",
+        f"Loss on held-out text: **{found['loss']:.3f} nats per character** (limit: {BAR})."
+        f" At the start and after each minute: {by_minute}.",
+        f"Loss at the first position: {places[0]:.2f}; at the last: {places[-1]:.2f}. Generated text:",
         "",
         "```",
         *found["sample"].splitlines(),

@@ -1,8 +1,7 @@
 """Intake of recorded data in the notebook: `python -m tests.benchmarks.intake`, from the root of the repository.
 
 64 simulated ranks send a batch every 40 ms into one intake. An event is a collective with the values of its input and
-    output:
-three rows, 534 bytes. All processes, including the simulated ranks, share one core.
+output: three rows, 534 bytes. All processes, including the simulated ranks, share one core.
 
 steady    1000 events/s on each rank: lost events, CPU load, and the delay of a batch
 ten times the same with 10 000 events/s on each rank
@@ -109,15 +108,15 @@ def steady(seconds: float, times: int) -> list[Figure]:
         share = (time.process_time() - cpu_s) / took_s
         intake.flush(10)
     dropped, came = sum(recording.dropped.values()), recording.store.rings["call"].end
-    rate = f"64 ranks with {times * EVENTS_PER_S} events/s each ({sent / took_s:.0f}/s in all)"
+    rate = f"64 ranks with {times * EVENTS_PER_S} events/s each ({sent / took_s:.0f}/s in total)"
     if not isinstance(recording, Watched):
-        what = f"{rate}, {100 * came / sent:.0f} % of which came in: rows that were lost and not counted"
+        what = f"{rate}, {100 * came / sent:.0f} % of them received: rows lost without being counted"
         return [Figure(what=what, value=abs(3 * (sent - came) - dropped), unit="", bar=0)]
     return [
-        Figure(what=f"{rate}: events that were lost, of {sent}", value=sent - came, unit="", bar=0),
-        Figure(what="... processor time, the simulated ranks included", value=share * 100, unit="%", bar=100),
+        Figure(what=f"{rate}: lost events, of {sent}", value=sent - came, unit="", bar=0),
+        Figure(what=f"{rate}: load of one core, including the simulated ranks", value=share * 100, unit="%", bar=100),
         Figure(
-            what="... a batch until it can be read, p99",
+            what=f"{rate}: delay until a batch can be read, p99",
             value=quantiles(recording.took_ms, n=100)[-1],
             unit="ms",
             bar=100,
@@ -143,13 +142,13 @@ def flood(seconds: float) -> list[Figure]:
     half = len(memory_mib) // 2
     return [
         Figure(
-            what=f"{sent / took_s:.0f} events/s, of which {came / took_s:.0f}/s came in: lost and not counted",
+            what=f"{sent / took_s:.0f} events/s sent, {came / took_s:.0f}/s received: rows lost without being counted",
             value=abs(3 * (sent - came) - dropped),
             unit="",
             bar=0,
         ),
         Figure(
-            what="... memory that the second half of these gains",
+            what=f"{sent / took_s:.0f} events/s sent: memory growth in the second half",
             value=max(memory_mib[half:]) - memory_mib[half - 1],
             unit="MiB",
             bar=10,
@@ -171,7 +170,13 @@ def batch(count: int = 3000) -> list[Figure]:
                 recording.feed(decode(one))
             blocks.append((time.process_time() - began_s) / (count // 5) * 1e6)
         figures.append(
-            Figure(what=f"{what}, decoded and fed", value=median(blocks), unit="us", bar=150, blocks=tuple(blocks))
+            Figure(
+                what=f"processor time to decode and feed {what}",
+                value=median(blocks),
+                unit="us",
+                bar=150,
+                blocks=tuple(blocks),
+            )
         )
     return figures
 

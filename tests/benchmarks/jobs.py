@@ -69,14 +69,14 @@ def measure(rounds: int = 3) -> list[Figure]:
     imported_s = median(times["import"])
     return [
         Figure(
-            what=f"4 ranks on two nodes {words}: to the first all_reduce, beyond two imports of torch side by side: "
-            f"{imported_s:.2f} s",
+            what=f"start of 4 ranks on two Slurm nodes ({words}), until the first all_reduce is done, "
+            f"minus two imports of torch at the same time ({imported_s:.2f} s)",
             value=median(times[how]) - imported_s,
             unit="s",
             bar=BAR_S,
             blocks=tuple(took_s - imported_s for took_s in times[how]),
         )
-        for how, words in (("slurm", "of Slurm's"), ("template", "by a site's template for Slurm"))
+        for how, words in (("slurm", "sbatch arguments"), ("template", "batch template of a site"))
     ]
 
 

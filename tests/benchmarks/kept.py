@@ -116,10 +116,10 @@ def measure(blocks: int = 30, per_block: int = 40, rounds: int = 5) -> list[Figu
     """Return both figures. A `Figure` compares by ratio, so the bar of the start is converted to one."""
     passes, starts = measure_pass(blocks, per_block), measure_start(rounds)
     ratios = sorted(kept / plain for kept, plain in zip(passes["kept"], passes["plain"], strict=True))
-    spread = f"half of the ratios between {ratios[len(ratios) // 4]:.3f} and {ratios[-1 - len(ratios) // 4]:.3f}"
+    spread = f"quartiles of the ratio {ratios[len(ratios) // 4]:.3f} and {ratios[-1 - len(ratios) // 4]:.3f}"
     figures = [
         Figure(
-            what=f"`pass` on {WORLD_SIZE} ranks of a kept session, from a script; {blocks} blocks; {spread}",
+            what=f"`pass` on {WORLD_SIZE} ranks of a kept session, from a script ({blocks} blocks, {spread})",
             value=1000 * median(passes["kept"]),
             unit="ms",
             bar=BAR_PASS,
@@ -127,11 +127,11 @@ def measure(blocks: int = 30, per_block: int = 40, rounds: int = 5) -> list[Figu
             against="a plain session",
         )
     ]
-    for kind, name in (("plain", "a cold start of a plain session"), ("warm", "a warm start of a plain session")):
+    for kind, name in (("plain", "cold start of a plain session"), ("warm", "warm start of a plain session")):
         baseline = median(starts[kind])
         figures.append(
             Figure(
-                what=f"start of {WORLD_SIZE} ranks of a kept session, and a `pass`",
+                what=f"start of a kept session with {WORLD_SIZE} ranks, until the first `pass` is done",
                 value=median(starts["kept"]),
                 unit="s",
                 bar=round(1 + BAR_START_S / baseline, 3),

@@ -204,40 +204,46 @@ def measure_one(world_size: int, seconds: float, questions: int) -> list[Figure]
         due = world_size * round((seconds + 1) * _BATCHES_PER_S) * EVENTS
     return [
         Figure(
-            what=f"{world_size} simulated ranks: until all are there",
+            what=f"{world_size} simulated ranks: until all have connected",
             value=connected_s,
             unit="s",
             bar=BAR_CONNECT_S[world_size],
         ),
-        Figure(what="... what the idle notebook takes of a core", value=idle, unit="%", bar=BAR_IDLE[world_size]),
         Figure(
-            what="... a question until the last answer",
+            what=f"{world_size} simulated ranks: load of the idle notebook, of one core",
+            value=idle,
+            unit="%",
+            bar=BAR_IDLE[world_size],
+        ),
+        Figure(
+            what=f"{world_size} simulated ranks: request to all, until the last answer",
             value=median(took_ms),
             unit="ms",
             bar=BAR_ANSWERS_MS[world_size],
             blocks=(min(took_ms), max(took_ms)),
         ),
         Figure(
-            what="... processor time of the notebook for that",
+            what=f"{world_size} simulated ranks: processor time of the notebook for this request",
             value=median(used_ms),
             unit="ms",
             bar=BAR_ANSWERS_MS[world_size],
             blocks=(min(used_ms), max(used_ms)),
         ),
         Figure(
-            what="... the answers as a hang card",
+            what=f"{world_size} simulated ranks: display of the answers as a hang card",
             value=median(cards_ms),
             unit="ms",
             bar=BAR_CARD_MS,
             blocks=(min(cards_ms), max(cards_ms)),
         ),
         Figure(
-            what=f"... and with {_BATCHES_PER_S} batches of {EVENTS} calls and {2 * EVENTS} values a second each",
+            what=f"{world_size} simulated ranks: load of the notebook, of one core, if each rank sends "
+            f"{_BATCHES_PER_S} batches of {EVENTS} calls and {2 * EVENTS} values per second",
             value=recording,
             unit="%",
             bar=BAR_RECORDS[world_size],
         ),
-        Figure(what=f"... calls that did not come in, of {due}", value=due - came, unit="", bar=0),
+        Figure(what=f"{world_size} simulated ranks: lost calls, of {due}", value=due - came, unit="", bar=0),
     ]
 
 

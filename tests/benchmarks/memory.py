@@ -55,7 +55,7 @@ def _of_the_notebook() -> Figure:
         if second % (HOUR_S // 4) == HOUR_S // 4 - 1:
             after.append((process.memory_info().rss - before) / _MIB)
     return Figure(
-        what=f"memory that an hour of training on {RANKS} simulated ranks adds to the notebook; after each quarter",
+        what=f"memory growth of the notebook in an hour of training on {RANKS} simulated ranks (after each quarter)",
         value=after[-1],
         unit="MiB",
         bar=BAR_NOTEBOOK_MIB,

@@ -166,28 +166,33 @@ def many(world_size: int = 64, seconds: float = 20.0) -> list[Figure]:
         sum(n for at, n, _ in told if second <= at - begin_s < second + 1) for second in range(int(seconds))
     ]
     steady = seconds_told[2:]
-    what = f"{world_size} ranks with 1000 events/s each"
+    what = f"monitor, {world_size} ranks with 1000 events/s each"
     script = MONITOR.stat().st_size if MONITOR.exists() else 0
     return [
         Figure(
-            what=f"{what}: bytes in the worst second of {len(steady)}", value=max(steady), unit="B", bar=BAR_BYTES_PER_S
+            what=f"{what}: most bytes in one of {len(steady)} seconds", value=max(steady), unit="B", bar=BAR_BYTES_PER_S
         ),
-        Figure(what="... bytes of the first second", value=seconds_told[0], unit="B", bar=BAR_BYTES_PER_S),
-        Figure(what="... bytes of a snapshot", value=snapshot, unit="B", bar=40_000),
+        Figure(what=f"{what}: bytes in the first second", value=seconds_told[0], unit="B", bar=BAR_BYTES_PER_S),
+        Figure(what=f"{what}: bytes of a snapshot", value=snapshot, unit="B", bar=40_000),
         Figure(
-            what=f"... bytes of the opening, {script} of them JavaScript",
+            what=f"{what}: bytes when the monitor opens, {script} of them JavaScript",
             value=snapshot + script,
             unit="B",
             bar=BAR_OPENING,
         ),
-        Figure(what="... messages a second", value=len(told) / seconds, unit="", bar=20),
+        Figure(what=f"{what}: messages per second", value=len(told) / seconds, unit="", bar=20),
         Figure(
-            what="... the publisher's processor time for a message",
+            what=f"{what}: processor time of the publisher per message",
             value=cpu_s / len(told) * 1000,
             unit="ms",
             bar=BAR_TICK_MS.get(world_size, 10.0),
         ),
-        Figure(what="... and for a second", value=cpu_s / seconds * 1000, unit="ms", bar=BAR_SHARE * 1000 * world_size),
+        Figure(
+            what=f"{what}: processor time of the publisher per second",
+            value=cpu_s / seconds * 1000,
+            unit="ms",
+            bar=BAR_SHARE * 1000 * world_size,
+        ),
     ]
 
 
@@ -215,14 +220,25 @@ def training(seconds: float = 20.0) -> list[Figure]:
     share = (publisher.cpu_s + senders_s) / used_s
     return [
         Figure(
-            what=f"DDP on 4 ranks, {steps / seconds:.0f} steps/s: processor time of the "
-            "publisher over that of the ranks",
+            what=f"monitor, DDP on 4 ranks, {steps / seconds:.0f} steps/s: processor time of the publisher, "
+            "relative to that of the ranks",
             value=publisher.cpu_s / used_s * 100,
             unit="%",
             bar=BAR_SHARE * 100,
         ),
-        Figure(what="... and of the ranks' senders too", value=share * 100, unit="%", bar=BAR_SHARE * 100),
-        Figure(what="... bytes a second", value=sum(nbytes) / seconds, unit="B", bar=BAR_BYTES_PER_S),
+        Figure(
+            what=f"monitor, DDP on 4 ranks, {steps / seconds:.0f} steps/s: processor time of the publisher and of the "
+            "sender threads of the ranks, relative to that of the ranks",
+            value=share * 100,
+            unit="%",
+            bar=BAR_SHARE * 100,
+        ),
+        Figure(
+            what=f"monitor, DDP on 4 ranks, {steps / seconds:.0f} steps/s: bytes per second",
+            value=sum(nbytes) / seconds,
+            unit="B",
+            bar=BAR_BYTES_PER_S,
+        ),
     ]
 
 

@@ -31,7 +31,7 @@ _PRINT = """%%on_all_ranks
 import time
 began = time.monotonic()
 for i in range({count}):
-    print(f"{{'abcd'[rank]}} line {{i:08d}} ".ljust(39, "."))  # no numbers differ: each rank has a line of its own
+    print(f"{{'abcd'[rank]}} line {{i:08d}} ".ljust(39, "."))  # ranks differ by letters, so lines are not merged
     time.sleep(max(0.0, began + (i + 1) / {per_s} - time.monotonic()))
 """
 _DELAYS = """%%on_all_ranks
@@ -99,27 +99,32 @@ def measure(seconds: int = 60, delays: int = 40) -> list[Figure]:
         front_end.set_up("%ddp_stop")
     return [
         Figure(
-            what="bytes on iopub per byte printed, 4 ranks, 300 different lines of 40 bytes a second each",
+            what="bytes on iopub per printed byte, if 4 ranks print 300 different lines of 40 bytes per second each",
             value=ratio,
             unit="",
             bar=1.5,
             blocks=tuple(parts),
         ),
         Figure(
-            what="a print until a front end has it, p95",
+            what="delay from a print to its arrival in a front end, p95",
             value=quantiles(delayed_ms.values(), n=20)[-1],
             unit="ms",
             bar=100,
         ),
-        Figure(what="memory of the notebook after two million lines", value=grown_mib, unit="MiB", bar=100),
-        Figure(what="sent to the front end of these two million lines", value=sent / 1e6, unit="MB", bar=15),
         Figure(
-            what="`pass` after two million lines",
+            what="memory growth of the notebook process, if 2 ranks print two million lines each",
+            value=grown_mib,
+            unit="MiB",
+            bar=100,
+        ),
+        Figure(what="data sent to the front end for these lines", value=sent / 1e6, unit="MB", bar=15),
+        Figure(
+            what="`pass` after these lines",
             value=after_ms,
             unit="ms",
             bar=1.2,
             baseline=before_ms,
-            against="`pass` before them",
+            against="`pass` before these lines",
         ),
     ]
 

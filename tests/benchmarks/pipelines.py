@@ -36,12 +36,12 @@ def _figure(schedule: str, some: list[Pipeline]) -> Figure:
     longer = statistics.median(_with_own_times_ns(one) - one.ideal_span_ns for one in some) / 1e6
     messages = statistics.median(one.span_ns - _with_own_times_ns(one) for one in some) / 1e6
     return Figure(
-        what=f"a step of {schedule}: +{longer:.0f} ms longer actions, +{messages:.0f} ms messages and Python",
+        what=f"one step of {schedule} (+{longer:.0f} ms for slow actions, +{messages:.0f} ms for messages and Python)",
         value=statistics.median(one.span_ns for one in some) / 1e6,
         unit="ms",
         bar=BAR if schedule in ("GPipe", "1F1B") else LOOSE,
         baseline=ideal,
-        against="its actions without messages",
+        against="the same actions without messages",
         blocks=tuple(one.span_ns / 1e6 for one in some),
     )
 

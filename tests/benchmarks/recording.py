@@ -106,13 +106,13 @@ os._exit(0)
 OfRanks = list[list[dict[str, list[float]]]]
 _Taken = list[list[dict[str, float]]]  # by session and block: time of a step in ms, by mode
 MODELS = {  # module, shape of the input, bucket_cap_mb
-    "an MLP of 6 buckets of 26 MB, DDP's own size": (
+    "an MLP with 6 buckets of 26 MB (DDP default)": (
         "torch.nn.Sequential(*[torch.nn.Linear(1480, 1480) for _ in range(16)]), (8, 1480), None"
     ),
-    "a transformer of 1.1 M parameters": """torch.nn.TransformerEncoder(
+    "a transformer with 1.1 M parameters": """torch.nn.TransformerEncoder(
         torch.nn.TransformerEncoderLayer(152, 4, 608, batch_first=True, dropout=0.0), 4, enable_nested_tensor=False
     ), (16, 64, 152), None""",
-    "a tiny MLP of 6 buckets of 1 MB": "torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)]), "
+    "a tiny MLP with 6 buckets of 1 MB": "torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)]), "
     "(32, 512), 1.0",
     "a tiny transformer": """torch.nn.TransformerEncoder(
         torch.nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dropout=0.0), 4, enable_nested_tensor=False
@@ -163,7 +163,7 @@ def _block(steps):
 def _switch(mode):
     _recorder.remove()
     if _event_buffer.level == VALUES: _away[:] = [time.monotonic_ns()]
-    if mode == "recorded" and _away:  # what it does not record is not in its rate
+    if mode == "recorded" and _away:  # exclude the time without recording from the sampling rate
         _event_buffer.thinning._since_ns += time.monotonic_ns() - _away[0]
     Kernel.make = {"nothing": nothing, "least": least}.get(mode, _whole)
     if mode not in ("bare", "again"): _recorder.install()
@@ -187,9 +187,9 @@ _MODES = {
     "recorded": "recorded",
     "all": "recorded with `%ddp_record all`",
     "off": "with `%ddp_record off`",
-    "nothing": "with kernels in Python that do nothing",
-    "least": "with kernels in Python that note when each operation begins and ends, the least possible",
-    "again": "not recorded once more: what two blocks of the same differ by",
+    "nothing": "with empty Python kernels",
+    "least": "with Python kernels that only note start and end (minimum)",
+    "again": "not recorded, measured a second time (noise)",
 }
 _LOGS = """
 import random, time
@@ -221,17 +221,20 @@ def _calls(blocks: int) -> list[Figure]:
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600, check=True)
     taken: dict[str, list[float]] = json.loads(ran.stdout)
     figures = []
-    for kind, words in (("sync", "an `all_reduce`"), ("async", "an `all_reduce` that is waited for later")):
+    for kind, words in (("sync", "an `all_reduce`"), ("async", "an `all_reduce` with `async_op` and `wait`")):
         bare = min(taken[f"{kind} bare"])
         for level, bar in (("off", BAR_META_US), ("meta", BAR_META_US), ("values", BAR_VALUES_US)):
             added = [one - bare for one in taken[f"{kind} {level}"]]
-            what = f"`%ddp_record {level}`, processor time that it adds to {words} of {bare:.1f} us"
+            what = f"processor time that `%ddp_record {level}` adds to {words} ({bare:.1f} us)"
             figures.append(_least(what, added, bar))
     figures += [
-        _least(f"... with {level}, the rank's own thread for each of them", taken[f"drain {level}"], BAR_DRAIN_US)
+        _least(f"processor time of the recorder thread per call, `{level}`", taken[f"drain {level}"], BAR_DRAIN_US)
         for level in ("meta", "values")
     ]
-    figures += [_least(f"`log()` of {what}", taken[f"log {what}"], BAR_LOG_US) for what in ("a float", "a tensor")]
+    figures += [
+        _least(f"processor time of `log()` of {what}", taken[f"log {what}"], BAR_LOG_US)
+        for what in ("a float", "a tensor")
+    ]
     return figures
 
 
@@ -272,10 +275,10 @@ def _figures(model: str, world_size: int, sessions: list[OfRanks]) -> list[Figur
     ]
     bar = BAR_LONG_STEP if _mean_ms(wall_ms, "bare") > LONG_STEP_MS else BAR_STEP
     return [
-        _ratio(f"{what} of {model} on {world_size} ranks, {words}", taken_ms, mode, bar)
+        _ratio(f"{what} per step: {model}, {world_size} ranks, {words}", taken_ms, mode, bar)
         for mode, words in _MODES.items()
         if mode in wall_ms[0][0]
-        for what, taken_ms in (("a step", wall_ms), ("... processor time of all ranks for a step", processor_ms))
+        for what, taken_ms in (("wall time", wall_ms), ("processor time of all ranks", processor_ms))
     ]
 
 
@@ -318,7 +321,7 @@ def _readable(session: Any, count: int = 300) -> Figure:
         time.sleep(0.001)
     running.result()
     return Figure(
-        what=f"a `log()` until the notebook can read it, p99 of {len(took_ms)}",
+        what=f"delay from `log()` until the notebook can read the value, p99 of {len(took_ms)}",
         value=quantiles(took_ms, n=100)[-1],
         unit="ms",
         bar=BAR_READABLE_MS,

@@ -21,13 +21,13 @@ class Figure:
     """One measured value.
 
     Args:
-        what: Description.
-        value: Median of all measurements, in `unit`.
-        unit: "s" or "ms".
+        what: Description, the label of the row.
+        value: Result in `unit`: a median, mean or minimum of all measurements.
+        unit: Unit of `value`, such as "ms".
         bar: Limit for the ratio to `baseline`, or for the value if there is no baseline.
         baseline: Reference value, measured in the same run, in `unit`.
         against: Description of the baseline.
-        blocks: Median of each block, in `unit`; shows how steady the machine was.
+        blocks: Result of each block, in `unit`; shows how steady the machine was.
     """
 
     what: str
@@ -64,7 +64,10 @@ class Figure:
 
 def table(figures: Sequence[Figure]) -> list[str]:
     """Return the rows with a header."""
-    head = ["| what | median (of each block) | compared with | ratio | at most | met |", "|---|---|---|---|---|---|"]
+    head = [
+        "| measurement | result (of each block) | reference | ratio | limit | within limit |",
+        "|---|---|---|---|---|---|",
+    ]
     return head + [repr(figure) for figure in figures]
 
 
@@ -74,7 +77,7 @@ def moment() -> str:
     packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
     return (
         f"{datetime.date.today().isoformat()}: {len(os.sched_getaffinity(0))} cores, {gpu}, "
-        f"Python {platform.python_version()}, {packages}; load at the start {os.getloadavg()[0]:.1f}"
+        f"Python {platform.python_version()}, {packages}; load average at the start {os.getloadavg()[0]:.1f}"
     )
 
 

@@ -130,13 +130,13 @@ def measure() -> list[Figure]:
         unmatched = _unmatched_percent(session)
     return [
         *_idle_figures(idle, torchs_idle),
-        _figure("the first `init_rpc` of two ranks", first_ms, default_init_ms),
-        _figure("... after a `shutdown`", again_ms, default_init_ms),
-        *_beside("two plain processes", *beside_default),
-        *_beside("two plain processes over sockets", *beside_sockets),
+        _figure("first `init_rpc` of two ranks", first_ms, default_init_ms),
+        _figure("`init_rpc` of two ranks after a `shutdown`", again_ms, default_init_ms),
+        *_beside("plain torch, two processes", *beside_default),
+        *_beside("plain torch over sockets, two processes", *beside_sockets),
         *_cost_figures(costs),
         Figure(
-            what=f"of {_MATCHED:,} calls of Python functions, told by one side only",
+            what=f"share of {_MATCHED:,} calls of Python functions that only one side has recorded",
             value=unmatched,
             unit="%",
             bar=BAR_UNMATCHED_PERCENT,
@@ -157,27 +157,31 @@ def _in_turn(blocks: int, *runs: Callable[[], Any]) -> list[list[Any]]:
 
 
 def _beside(against: str, ours: list[list[float]], theirs: list[list[float]]) -> Iterator[Figure]:
-    for number, what in enumerate(("`rpc_sync` of a function that does nothing", "16 MB there and back")):
+    for number, what in enumerate(("`rpc_sync` of an empty function", "`rpc_sync` that sends and returns 16 MB")):
         its, plain_its = [one[number] for one in ours], [one[number] for one in theirs]
         yield _figure(what, median(its), median(plain_its), tuple(its), against)
 
 
 def _figure(
-    what: str, value: float, baseline: float, blocks: tuple[float, ...] = (), against: str = "two plain processes"
+    what: str,
+    value: float,
+    baseline: float,
+    blocks: tuple[float, ...] = (),
+    against: str = "plain torch, two processes",
 ) -> Figure:
     return Figure(what=what, value=value, unit="ms", bar=BAR_TIME, baseline=baseline, against=against, blocks=blocks)
 
 
 def _idle_figures(idle: list[float], torchs_idle: list[float]) -> Iterator[Figure]:
     yield Figure(
-        what="an idle rank with RPC, of a core",
+        what="load of an idle rank with RPC, of one core",
         value=max(idle),
         unit="%",
         bar=BAR_IDLE_PERCENT,
         blocks=tuple(idle),
     )
     yield Figure(
-        what="... and a plain process with torch's default, which shares the two cores",
+        what="load of an idle plain process with the default transports of torch, of one core",
         value=max(torchs_idle),
         unit="%",
         bar=100.0,
@@ -240,15 +244,15 @@ def _stretch(pids: Sequence[int]) -> str:
 
 def _cost_figures(costs: list[dict[str, _Cost]]) -> Iterator[Figure]:
     rows = (
-        ("a recorded call: processor time of the threads of both ranks that make and run calls", "recorded", "calls"),
-        ("... of all threads", "recorded", "every"),
-        ("... of all threads and of the notebook", "recorded", "notebook"),
-        ("a wait that can be stopped: processor time of both ranks", "not recorded", "every"),
-        ("all that is ours in a call but its recording: processor time of both ranks", "not recorded", "every"),
+        ("processor time that recording adds to a call: threads that make and run calls", "recorded", "calls"),
+        ("processor time that recording adds to a call: all threads of both ranks", "recorded", "every"),
+        ("processor time that recording adds to a call: both ranks and the notebook", "recorded", "notebook"),
+        ("processor time that an interruptible wait adds to a call: both ranks", "not recorded", "every"),
+        ("processor time that this package adds to an unrecorded call: both ranks", "not recorded", "every"),
     )
     than = ("not recorded", "not recorded", "not recorded", "torch's wait", "plain")
-    unrecorded = "one that is not recorded"
-    words = unrecorded, unrecorded, unrecorded, "torch's own", "plain processes over sockets"
+    unrecorded = "not recorded"
+    words = unrecorded, unrecorded, unrecorded, "`wait` of torch", "plain torch over sockets"
     bars = *[BAR_RECORDING_US] * 3, BAR_STOP_US, BAR_RECORDING_US + BAR_STOP_US
     for (what, ours, of), theirs, against, bar in zip(rows, than, words, bars, strict=True):
         both = [(getattr(one[ours], of), getattr(one[theirs], of)) for one in costs if {ours, theirs} <= one.keys()]
@@ -257,7 +261,7 @@ def _cost_figures(costs: list[dict[str, _Cost]]) -> Iterator[Figure]:
         # standard error of a median, for a normal distribution with outliers
         error = 1.2533 * (high - low) / 1.349 / len(more) ** 0.5
         words_of_pairs = f"{median(base):.0f} us; {len(more)} pairs, standard error {error:.1f} us"
-        what = f"{what}, more than of {against} ({words_of_pairs})"
+        what = f"{what} ({against}: {words_of_pairs})"
         yield Figure(what=what, value=median(more), unit="us", bar=bar)
 
 

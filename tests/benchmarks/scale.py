@@ -84,14 +84,14 @@ def measure(rounds: int = 3, per_block: int = 20) -> list[Figure]:
         (group_ms,) = front_end.alternate_ms({"in a group": LEAST}, blocks=rounds, per_block=per_block).values()
     return [
         Figure(
-            what=f"`%ddp_start {WORLD_SIZE}`, host server warm",
+            what=f"`%ddp_start {WORLD_SIZE}` with a warm host server",
             value=median(start_s),
             unit="s",
             bar=BAR_START_S,
             blocks=tuple(start_s),
         ),
         Figure(
-            what=f"{WORLD_SIZE} processes that form a gloo group and do nothing else, the least possible",
+            what=f"minimum for the start: {WORLD_SIZE} processes that only form a gloo group",
             value=median(gloo_s),
             unit="s",
             bar=BAR_START_S,
@@ -105,21 +105,21 @@ def measure(rounds: int = 3, per_block: int = 20) -> list[Figure]:
             blocks=tuple(median(block) for block in cell_ms),
         ),
         Figure(
-            what=f"{WORLD_SIZE} processes that answer a byte from a pipe",
+            what=f"minimum for `pass`: {WORLD_SIZE} processes that only answer a byte from a pipe",
             value=median(chain(*bare_ms)),
             unit="ms",
             bar=BAR_CELL_MS,
             blocks=tuple(median(block) for block in bare_ms),
         ),
         Figure(
-            what=f"`pass` on {WORLD_SIZE} that run it by IPython's `run_cell`, and do nothing of ours",
+            what=f"the same {WORLD_SIZE} processes, which also run `pass` with IPython's `run_cell`",
             value=median(chain(*least_ms)),
             unit="ms",
             bar=BAR_CELL_MS,
             blocks=tuple(median(block) for block in least_ms),
         ),
         Figure(
-            what="... and have torch, and are in a group of gloo's",
+            what=f"the same {WORLD_SIZE} processes with `run_cell`, with torch and in a gloo group",
             value=median(chain(*group_ms)),
             unit="ms",
             bar=BAR_CELL_MS,

@@ -131,7 +131,11 @@ def sample_least_s() -> float:
 
 
 stages_s: dict[str, float] = {}  # stages of this process's start
-_STAGES = {"processes": "every rank is there", "group": "the group has formed", "engines": "every rank has its engine"}
+_STAGES = {
+    "processes": "all ranks have connected",
+    "group": "the process group is formed",
+    "engines": "all IPython engines are ready",
+}
 SAMPLES: dict[str, Callable[[], float]] = {
     "today": sample_today_s,
     "warm": sample_warm_s,
@@ -176,12 +180,12 @@ def measure(rounds: int = 3) -> list[Figure]:
 
     def figure(kind: str, words: str, bar: float) -> Figure:
         return Figure(
-            what=f"start of {WORLD_SIZE} ranks to the first all_reduce, {words}",
+            what=f"{words} start of {WORLD_SIZE} ranks, until the first all_reduce is done",
             value=median(seconds[kind]),
             unit="s",
             bar=bar,
             baseline=today_s,
-            against=f"`ipp.Cluster({WORLD_SIZE})`, torch, group",
+            against=f"`ipp.Cluster({WORLD_SIZE})`, import of torch, gloo group",
             blocks=tuple(seconds[kind]),
         )
 
@@ -189,7 +193,7 @@ def measure(rounds: int = 3) -> list[Figure]:
 
     def beyond_import(kind: str, words: str) -> Figure:
         return Figure(
-            what=f"... beyond what torch's own import takes, with `torch._dynamo`: {import_s:.2f} s{words}",
+            what=f"{words}, minus the import of torch and `torch._dynamo` ({import_s:.2f} s)",
             value=median(seconds[kind]) - import_s,
             unit="s",
             bar=BAR_BEYOND_IMPORT_S,
@@ -197,14 +201,20 @@ def measure(rounds: int = 3) -> list[Figure]:
         )
 
     return [
-        figure("warm", "host server warm", BAR_WARM),
+        figure("warm", "warm", BAR_WARM),
         *(
-            Figure(what=f"... until {_STAGES[stage]}", value=median(at_s), unit="s", bar=BAR_WARM_S, blocks=tuple(at_s))
+            Figure(
+                what=f"warm start of {WORLD_SIZE} ranks, until {_STAGES[stage]}",
+                value=median(at_s),
+                unit="s",
+                bar=BAR_WARM_S,
+                blocks=tuple(at_s),
+            )
             for stage, at_s in reached_s.items()
         ),
         figure("cold", "cold", BAR_COLD),
-        beyond_import("cold", ""),
-        beyond_import("least", ", of a process that only imports, forks and forms a group, the least possible"),
+        beyond_import("cold", f"cold start of {WORLD_SIZE} ranks"),
+        beyond_import("least", "minimum for a cold start: a process that imports, forks and forms a group"),
     ]
 
 

@@ -68,7 +68,7 @@ def _measure(session: Any, width: int, blocks: int) -> list[Figure]:
     size, surviving, plain = json.loads(session.run(code, quiet=True)[0].stdout)
     return [
         Figure(
-            what=f"a step in `survive`, {size / 1e6:.1f} M parameters, {what}",
+            what=f"one step in a `survive` loop, {size / 1e6:.1f} M parameters: {what}",
             value=min(one[clock] for one in surviving),
             unit="ms",
             bar=BAR,
@@ -76,7 +76,7 @@ def _measure(session: Any, width: int, blocks: int) -> list[Figure]:
             against="a plain loop",
             blocks=tuple(one[clock] for one in surviving),
         )
-        for clock, what in enumerate(("the least of the blocks", "processor time of a rank"))
+        for clock, what in enumerate(("wall time, minimum of the blocks", "processor time of rank 0"))
     ]
 
 

@@ -40,7 +40,7 @@ def measure() -> list[Figure]:
     return [
         *(
             Figure(
-                what=f"processor time in the kernel for a {what} of 200 MB, notebook and rank",
+                what=f"kernel-mode processor time for a {what} of 200 MB, notebook and rank",
                 value=min(spent),
                 unit="s",
                 bar=BAR_RATIO,
@@ -51,7 +51,7 @@ def measure() -> list[Figure]:
             for what, spent in (("pull", pulls), ("push", pushes))
         ),
         Figure(
-            what="all processor time of the notebook for a pull of 200 MB",
+            what="total processor time of the notebook for a pull of 200 MB",
             value=min(in_all),
             unit="s",
             bar=BAR_RATIO,

@@ -58,4 +58,4 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
         terminalreporter.line(f"{count!r}  {count.what}")
     if os.environ.get("DDP_NOTEBOOK_WRITE_RESULTS") == "1" and not _AT_MOST:
         rows = [f"| {count.what} | {count!r} |" for count in counts]
-        results.replace_section("counts", [config.stash[_moment], "", "| what | right |", "|---|---|", *rows])
+        results.replace_section("counts", [config.stash[_moment], "", "| repeated test | passed |", "|---|---|", *rows])

@@ -75,7 +75,7 @@ def test_a_second_press_behind_the_end_does_not_lose_the_reply(make_kernel, tall
     """The press arrives while the kernel sends the reply of the cell that the first press has ended."""
     kernel = make_kernel()
     start_ranks(kernel, 2)
-    for n in tally(60, "cells whose stop button is pressed twice reply"):
+    for n in tally(60, "cells reply after the stop button is pressed twice"):
         message = kernel.start("%%on_all_ranks\nimport time; print('go'); time.sleep(60)")
         kernel.wait_for_text("go")
         kernel.interrupt()

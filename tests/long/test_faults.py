@@ -50,7 +50,7 @@ def start() -> Iterator[Callable[[int], Ranks]]:
 def test_every_state(start, tally, world_size, fault):
     states = [state for state, its_fault in PAIRS if its_fault is fault]
     ranks = start(world_size)
-    for n in tally(len(states), f"{fault.name} on {world_size} ranks in {len(states)} states: the others go on"):
+    for n in tally(len(states), f"{fault.name} on {world_size} ranks in {len(states)} states: the others continue"):
         strike(ranks, states[n], fault, victim=n % world_size)
     print(f"{fault.name} on {world_size} ranks: the cell ended after at most {max(ranks.ended_s, default=0.0):.2f} s")
 
@@ -94,7 +94,7 @@ def test_200_random_faults_in_one_session(start, tally):
     survived, rss_mb, sockets = 0, [], []
     kernel = ranks.kernel
     try:
-        for n in tally(200, "random faults in a row in one session of 4 ranks: it goes on"):
+        for n in tally(200, "random faults in one session of 4 ranks; the session continues"):
             state, fault = row[n]
             strike(ranks, state, fault, victim=chance.randrange(4))
             survived += 1

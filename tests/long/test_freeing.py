@@ -88,7 +88,7 @@ def test_what_is_stopped_ends_at_once(operations, tally):
 
 def test_what_loses_a_peer_ends_after_the_grace(operations, tally):
     ranks = operations.ranks
-    for _ in tally(60, f"{WORLD_SIZE - 1} ranks in the middle of an operation whose peer is killed go on"):
+    for _ in tally(60, f"{WORLD_SIZE - 1} ranks continue after a peer is killed in the middle of an operation"):
         message, what = operations.begin()
         victim = operations.victim()
         psutil.Process(operations.pids[victim]).kill()

@@ -190,7 +190,7 @@ def test_no_false_alarm_in_torchs_tests_of_ddp(make_session_alone, tally: Tally,
         session.run(code, quiet=True, timeout_s=LIMIT_S)
         if list(session["ended"].values()) == [torchs_own.PASSED] * 2:
             told[name] = session.check().mistakes
-    for n in tally(len(told), "of torch's tests of DDP, which pass on two CPUs, without a false alarm"):
+    for n in tally(len(told), "tests of torch for DDP that pass on two CPUs, without a false alarm"):
         assert list(told.values())[n] == (), told
 
 

@@ -132,7 +132,7 @@ def _nbytes(session: Any) -> int:
 
 def test_ranks_without_a_notebook_end_as_they_should(tally, tmp_path):
     hows = list(ENDINGS)
-    passes = tally(50, "ranks that are recorded into files end: no abort, no hang, the right status")
+    passes = tally(50, "ranks that record into files end with the right status, without abort or hang")
     ended: dict[str, Any] = {}
     for n in passes:
         how, directory = hows[n % len(hows)], tmp_path / str(n // len(hows))

@@ -22,7 +22,7 @@ def test_losses_are_those_of_an_uninterrupted_run(make_session, tally):
     wanted = losses(session, 2 * (1 + len(_SIZES)))
     session.stop()
     took: dict[int, list[float]] = {size: [] for size in _SIZES}
-    for _ in tally(20, "4, 2, 6, 5, 1, 3 ranks: the losses are those of an uninterrupted run"):
+    for _ in tally(20, "4, 2, 6, 5, 1, 3 ranks: the losses equal those of an uninterrupted run"):
         session = make_session(4)
         session.run(training, quiet=True)
         found = losses(session, 2)
@@ -43,7 +43,7 @@ def test_a_hundred_times(make_session, tally):
     """Any rank leaves, including rank 0, with and without a client of ipyparallel."""
     session = make_session(2)
     session.run("kept = rank", quiet=True)
-    for at in tally(100, "the group works after a resize, whoever has left"):
+    for at in tally(100, "the group works after a resize, for any leaving rank"):
         size = 1 + (5 * at + 3) % 4
         without = [0] if at % 3 == 0 and session.world_size > 1 else None
         session.ranks.resize(size, without=without)

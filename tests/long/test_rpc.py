@@ -92,7 +92,7 @@ def test_200_random_faults_in_waits_of_rpc(make_session, tally):
     chance.shuffle(row)
     ended_s, again_s, survived, tried = [0.0], [_goes_on(session)], 0, 0
     try:
-        for n in tally(200, "random faults in waits of RPC in a row in one session of 2 ranks: it goes on"):
+        for n in tally(200, "random faults during RPC waits in one session of 2 ranks; the session continues"):
             tried, (wait, how) = n + 1, row[n]
             print(f"{n}: {how} in {wait}", flush=True)
             took_s = _strike(session, wait, how, chance.randrange(2))
@@ -115,7 +115,7 @@ def test_calls_work_after_each_of_140_healings(make_session, tally):
     The quick tests start near the last number.
     """
     session = make_session(2)
-    for n in tally(140, "healings in a row in one session of 2 ranks, each followed by calls between the ranks"):
+    for n in tally(140, "replacements of a dead rank in one session of 2 ranks, each followed by remote calls"):
         victim = n % 2
         with pytest.raises(RankDiedError):
             session.run("import os; os._exit(3)", ranks=[victim], quiet=True)

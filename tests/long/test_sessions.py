@@ -84,7 +84,7 @@ def test_64_ranks(make_kernel, tally):
     kernel.run("%load_ext ddp_notebook")
     assert kernel.run(WAIT_UNTIL_WARM).status == "ok"  # the host server and its watchdog stay
     before = marked_processes()
-    for _ in tally(1, f"`%ddp_start {MANY}` works, and stop leaves nothing"):
+    for _ in tally(1, f"`%ddp_start {MANY}` works, and `%ddp_stop` leaves no process"):
         reply = kernel.run(f"%ddp_start {MANY}", timeout_s=60)
         assert reply.status == "ok", reply
         assert reply.stdout.count("idle") == MANY, reply.stdout
@@ -114,7 +114,7 @@ def test_cells_long_after_the_controller_was_killed(make_kernel, tally):
 
 def test_sigkill_of_the_kernel(tally):
     before = marked_processes()
-    for _ in tally(5, "SIGKILL of the kernel: all is gone within 5 s"):
+    for _ in tally(5, "all processes end within 5 s after a SIGKILL of the kernel"):
         with closing(NotebookKernel()) as kernel:
             start_ranks(kernel)
             expect_sums(kernel.run(SUM))

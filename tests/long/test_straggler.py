@@ -24,13 +24,13 @@ def session() -> Iterator[Any]:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_slow_rank_is_named(session, tally, phase):
-    for n in tally(TIMES, f"a rank that loses 50 ms in its {phase} is named, with that"):
+    for n in tally(TIMES, f"a rank that is 50 ms slower in {phase} is reported, with this phase"):
         session.run(f"train({phase!r} if rank == {n % 4} else '')", quiet=True)
         found = session.recording.straggler()
         assert found is not None and (found.rank, found.phase) == (n % 4, phase), found
 
 
 def test_nobody_is_named(session, tally):
-    for _ in tally(TIMES, "of equally fast ranks none is named"):
+    for _ in tally(TIMES, "no straggler is reported if all ranks are equally fast"):
         session.run("train('', steps=40)", quiet=True)
         assert (found := session.recording.straggler()) is None, found

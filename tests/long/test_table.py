@@ -19,5 +19,5 @@ pytestmark = pytest.mark.long
 def test_every_cell_three_times_in_a_row(tally, world_size, start_method, version):
     if version == "6.31" and not ipykernel6():
         pytest.skip("DDP_NOTEBOOK_TEST_IPYKERNEL6 names no folder with ipykernel 6.31; `make test-long` sets it")
-    what = f"the table of {len(TABLE)} cells: {world_size} ranks, {start_method}, ipykernel {version}"
+    what = f"table of {len(TABLE)} cells: {world_size} ranks, {start_method}, ipykernel {version}"
     run_table(world_size, start_method, ipykernel6() if version == "6.31" else "", tally(3, what))

@@ -75,7 +75,7 @@ def test_nothing_is_said_of_torchs_own_tests(file, make_session_alone, tally: Ta
         skipped = sum(all(one.startswith(torchs_files.SKIPPED) for one in ended) for ended in bare.values())
         print(f"\n{file}: {len(names)} of {len(bare)} pass on {_RANKS} bare ranks with CPUs, {skipped} are skipped")
     wrong, session = {}, None
-    for n in tally(len(names), f"tests of torch's {file} in cells, and nothing is said of them"):
+    for n in tally(len(names), f"tests of torch's {file} in cells, without a false alarm"):
         for _ in range(2):  # repeat on new ranks: torch keeps meshes and functions of the earlier tests
             if session is None:
                 session = make_session_alone(_RANKS)
