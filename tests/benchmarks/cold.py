@@ -105,7 +105,7 @@ def _measure(model: str, blocks: int, steps: int) -> list[Figure]:
     """Run blocks of steps of each kind in one process, in alternation."""
     settings = f"BLOCKS, STEPS, MODES = {blocks}, {steps}, {list(_WORDS)}\nMODEL = lambda: ({MODELS[model]})"
     code = f"{settings}\n__file__ = 'benchmark.py'\n{_CODE}"
-    code = f"exec(compile({code!r}, 'benchmark.py', 'exec'))"  # as if from a file that belongs to a cell
+    code = f"exec(compile({code!r}, 'benchmark.py', 'exec'))"  # pretend that the code comes from a file of a cell
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600, check=True)
     taken: dict[str, list[list[float]]] = json.loads(ran.stdout)

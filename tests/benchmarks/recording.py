@@ -102,9 +102,9 @@ for _ in range(BLOCKS):
 print(json.dumps(taken), flush=True)
 os._exit(0)
 """
-# By rank and block: wall and CPU time of a step in ms, by mode.
+# Wall and CPU time of a step in ms, by rank, block and mode.
 OfRanks = list[list[dict[str, list[float]]]]
-_Taken = list[list[dict[str, float]]]  # by session and block: time of a step in ms, by mode
+_Taken = list[list[dict[str, float]]]  # time of a step in ms, by session, block and mode
 MODELS = {  # module, shape of the input, bucket_cap_mb
     "an MLP with 6 buckets of 26 MB (DDP default)": (
         "torch.nn.Sequential(*[torch.nn.Linear(1480, 1480) for _ in range(16)]), (8, 1480), None"
@@ -216,7 +216,7 @@ def measure(blocks: int = 12, seconds: float = 60.0) -> list[Figure]:
 
 def _calls(blocks: int) -> list[Figure]:
     code = f"BLOCKS, CALLS = {blocks}, 1000\n__file__ = 'benchmark.py'\n{_CALL}"
-    code = f"exec(compile({code!r}, 'benchmark.py', 'exec'))"  # as if from a file that belongs to a cell
+    code = f"exec(compile({code!r}, 'benchmark.py', 'exec'))"  # pretend that the code comes from a file of a cell
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600, check=True)
     taken: dict[str, list[float]] = json.loads(ran.stdout)
