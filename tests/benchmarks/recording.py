@@ -54,6 +54,7 @@ from ddp_notebook.messages.record_options import LEVELS
 
 class Training:
     on_step = []
+    has_several_optimizers = False
 
 dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
 x, where, taken = torch.ones(4), CurrentLine(), {}
