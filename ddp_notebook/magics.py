@@ -132,7 +132,7 @@ class DDPMagics(Magics):
         from ddp_notebook import session_commands
 
         parser = magic_lines.check()
-        print(session_commands.of_session().check(*parser.parse_line(line).names))
+        print(session_commands.compare_variables(parser.parse_line(line).names))
 
     # ---- cells
 

@@ -14,7 +14,10 @@ from ddp_notebook.run import ended_recording, progress
 from ddp_notebook.run.ended_recording import EndedRecording
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddp_notebook.launch.options import Option, StartOptions
+    from ddp_notebook.run.consistency.agreement import Agreement
     from ddp_notebook.torchrun.job import TorchrunJob
 
 _RESTART = "%ddp_restart starts new ranks"
@@ -207,6 +210,11 @@ def recorded() -> sessions.Session | TorchrunJob | EndedRecording:
         return shown()
     print(left.words)
     return left
+
+
+def compare_variables(names: Sequence[str]) -> Agreement:
+    """Compare variables between ranks. Without names, findings that were shown before are folded."""
+    return of_session()._parts.checking.report(names)
 
 
 def of_session() -> sessions.Session:

@@ -32,7 +32,7 @@ TAIL = "; random state is the same"  # all ranks of these tests are in one proce
 def agreement_of(*namespaces: Mapping[str, Any], names=()) -> Agreement:
     """Run both rounds on namespaces that represent ranks. Fingerprints are converted to JSON and back."""
     spaces = dict(enumerate(namespaces))
-    found = compare({rank: json.loads(json.dumps(fingerprints(space, names))) for rank, space in spaces.items()})
+    found = compare({rank: json.loads(json.dumps(fingerprints(space, names))) for rank, space in spaces.items()}, names)
     if not found.differing_entries:
         return found
     answers = {rank: samples(space, found.differing_entries) for rank, space in spaces.items()}
@@ -680,10 +680,64 @@ def test_ddp_wraps_the_same_parameters(four_ranks):
 def test_buffers_that_ddp_has_not_sent_yet(four_ranks):
     spaces = [{"net": nn.parallel.DistributedDataParallel(nn.BatchNorm1d(2))} for _ in range(2)]
     spaces[1]["net"].module.running_mean += 1
+    why = (
+        "net.running_mean may differ: DistributedDataParallel sends buffers of rank 0 at the next forward pass, not "
+        "after it"
+    )
+    found = agreement_of(*spaces)
+    assert found.agrees and why in repr(found)
+    assert lines_of(*spaces, names=["net"]) == [
+        "net.running_mean: rank 0 and rank 1 differ by up to 1 (relative 1)",
+        why,
+    ]
+
+
+def test_parameters_that_ddp_does_not_average(four_ranks):
+    def space(rank: int) -> dict[str, Any]:
+        model: Any = nn.Module()
+        model.dense = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        model.expert = nn.Linear(2, 2)
+        marked: Any = nn.Linear(2, 2)
+        ignoring: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        ignoring._ddp_params_and_buffers_to_ignore = ["1.weight"]
+        for parameter in (*model.parameters(), *marked.parameters(), *ignoring.parameters()):
+            nn.init.zeros_(parameter)
+        for parameter in (*model.expert.parameters(), marked.weight, ignoring[1].weight):
+            nn.init.constant_(parameter, rank)
+        marked.weight.allreduce = False
+        return {"model": model, "marked": marked, "ignoring": nn.parallel.DistributedDataParallel(ignoring)}
+
+    spaces = [space(0), space(1)]
     text = repr(agreement_of(*spaces))
-    assert "net.running_mean: rank 0 and rank 1 differ by up to 1 (relative 1)" in text
-    hint = "  buffers: DistributedDataParallel gives all ranks the buffers of rank 0 as a forward pass begins"
-    assert text.split("\n")[2] == hint + ", not after it"
+    assert text.startswith("2 ranks agree: ") and text.count("\n") == 0
+    assert "model.expert.weight, model.expert.bias may differ: outside DistributedDataParallel" in text
+    assert "marked.weight may differ: marked as local to the rank" in text
+    assert "ignoring.1.weight may differ: ignored by DistributedDataParallel" in text
+    nn.init.ones_(spaces[1]["model"].dense.module.weight)
+    assert lines_of(*spaces) == ["model.dense.module.weight: rank 0 and rank 1 differ by up to 1 (relative 1)"]
+
+
+def test_stages_of_a_pipeline_are_not_different(four_ranks):
+    from torch.distributed.pipelining import PipelineStage
+
+    kept = []
+
+    def facts(stage: int, bias: float, names=()) -> dict[str, Any]:
+        part = nn.Linear(2, 2 + stage)
+        nn.init.constant_(part.weight, stage)
+        nn.init.constant_(part.bias, bias)
+        optimizer = torch.optim.SGD(part.parameters(), lr=0.1 * (1 + stage))
+        kept.append(PipelineStage(part, stage, 4, torch.device("cpu")))
+        own = {"first": part} if stage == 0 else {"second": part}
+        return fingerprints({"part": part, **own, "optimizer": optimizer}, names)
+
+    found = compare({0: facts(0, 0.0), 1: facts(1, 1.0)})
+    assert found.agrees, found
+    assert "of one pipeline stage (part, part.weight, ...)" in repr(found)
+    equal = compare({0: facts(0, 0.0), 1: facts(0, 0.0), 2: facts(1, 1.0), 3: facts(1, 1.0)})
+    assert equal.agrees and "2 parameters" in repr(equal), equal
+    other = compare({0: facts(0, 0.0), 1: facts(0, 0.5), 2: facts(1, 1.0), 3: facts(1, 1.0)})
+    assert [str(one) for one in other.differences] == ["part.bias: rank 0 and rank 1 differ by 0.5 or more"]
 
 
 def test_compiled_and_checkpointed_modules_keep_parameter_names():
@@ -749,6 +803,81 @@ def test_the_state_of_an_optimizer_that_each_rank_has_a_share_of():
     optimizer = ZeroRedundancyOptimizer([nn.Parameter(torch.ones(2))], lr=0.1)
     optimizer.state[optimizer.param_groups[0]["params"][0]] = {"step": 1}
     assert not any("state" in entry for entry in fingerprints({"optimizer": optimizer}) if entry.startswith("opt"))
+
+
+# ---- order of findings
+
+
+def facts_of(told: Mapping[str, list[str]] = {}, stepped: Mapping[str, int] = {}, **values: Any) -> dict[str, Any]:
+    """Return the facts of a rank: its variables, its mistakes with their variables, and the cells of steps."""
+    own = {"kind": "mistake", "told": list(told), "about": dict(told), "stepped": dict(stepped)}
+    return {**fingerprints(values), "": own}
+
+
+_OLD = "o7 holds 4 parameters that no model uses"
+_NEW = "optimizer holds 2 parameters that no model uses"
+
+
+def net_of(value: float) -> nn.Module:
+    net = nn.Linear(1, 1)
+    for parameter in net.parameters():
+        nn.init.constant_(parameter, value)
+    return net
+
+
+def test_findings_are_listed_by_importance_with_old_models_last():
+    def space(rank: int) -> dict[str, Any]:
+        toys = {f"m{i}": net_of(rank) for i in range(9)}
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0 * 64**rank)
+        steps = {**dict.fromkeys(toys, 3), "m8": 5, "net": 7}
+        told = {_OLD: ["o7", "m7"], _NEW: ["optimizer", "net"]}
+        return facts_of(told, {**steps, "o7": 3}, **toys, net=net_of(rank), late=net_of(rank), scaler=scaler)
+
+    lines = repr(compare({rank: space(rank) for rank in range(2)})).split("\n")
+    assert lines[1:8] == [
+        "  scaler.scale: 1024.0 on rank 0, 65536.0 on rank 1",
+        "  net.weight: rank 0 and rank 1 differ by 1 or more",
+        "  net.bias: rank 0 and rank 1 differ by 1 or more",
+        "  late.weight: rank 0 and rank 1 differ by 1 or more",
+        "  late.bias: rank 0 and rank 1 differ by 1 or more",
+        "  of models that only earlier cells trained:",
+        "  m8.weight: rank 0 and rank 1 differ by 1 or more",
+    ]
+    assert lines[-2:] == [f"wrong on ranks 0,1: {_NEW}", f"wrong on ranks 0,1: {_OLD}"]
+    assert any(line.startswith("  ... and of m") for line in lines)
+
+
+def test_a_check_of_names_has_no_finding_of_other_variables():
+    answers = {rank: {**facts_of({_OLD: ["o7", "m7"]}), "x": {"kind": "variable", "value": "1"}} for rank in range(2)}
+    assert compare(answers, ["x"]).mistakes == ()
+    assert compare(answers, ["o7"]).mistakes == compare(answers, ["m7", "x"]).mistakes == (f"ranks 0,1: {_OLD}",)
+    saved = [{"cell": 1, "how": "distributed", "path": path, "ranks": [0, 1]} for path in ("/a", "/b")]
+    for rank, one in enumerate(saved):
+        answers[rank][""]["saves"] = [one]
+    assert compare(answers, ["x"]).mistakes == ()
+    assert len(compare(answers).mistakes) == 2
+
+
+def test_a_finding_is_shown_once():
+    def found(value: float, told: str = _OLD) -> Agreement:
+        return compare(
+            {rank: facts_of({told: ["o7"]}, net=net_of(rank * value), other=net_of(rank)) for rank in (0, 1)}
+        )
+
+    first = found(1.0)
+    assert "as before" not in repr(first.folded({}))
+    assert repr(found(1.0).folded(first.findings)).split("\n") == [
+        "2 ranks differ in 4 of 15 entries:",
+        repr(first).split("\n")[5],
+        "3 findings as before: net, other, ranks 0,1: o7 holds 4 parameters that no model uses "
+        "(%ddp_check NAME shows all)",
+    ]
+    lines = repr(found(2.0, _NEW).folded(first.findings)).split("\n")
+    assert lines[1:3] == [
+        "  net.weight: rank 0 and rank 1 differ by 2 or more",
+        "  net.bias: rank 0 and rank 1 differ by 2 or more",
+    ]
+    assert lines[-2:] == [f"wrong on ranks 0,1: {_NEW}", "1 finding as before: other (%ddp_check NAME shows all)"]
 
 
 # ---- checksums

@@ -70,6 +70,27 @@ def test_an_optimizer_made_before_the_model_was_sharded(ranks, how):
     assert repr(ranks.check()).splitlines()[-1] == f"wrong on {found}"
 
 
+def test_a_check_of_a_name_reports_mistakes_of_that_variable_only(ranks):
+    (found,) = mistakes(ranks, f"x, model = 1, make(4, 8, 4)\n{_FIRST}\nfully_shard(model)")
+    assert repr(ranks.check("x")) == "2 ranks agree: x"
+    assert ranks.check("model", "x").mistakes == ranks.check("optimizer").mistakes == (found,)
+    ranks.run("x = torch.ones(2, 4)", quiet=True)
+
+
+def test_models_of_earlier_cells_come_last(ranks):
+    start = (
+        "import torch.nn as nn\n{0} = nn.Linear(1, 1); {0}_steps = torch.optim.SGD({0}.parameters(), lr=rank + 1.0)\n"
+    )
+    step = "{0}(torch.ones(1)).backward(); {0}_steps.step()"
+    ranks.run("forget()\n" + start.format("toy") + step.format("toy"), quiet=True)
+    ranks.run(start.format("net") + step.format("net"), quiet=True)
+    found = ranks.check()
+    order = list(dict.fromkeys(str(one).partition(".")[0] for one in found.differences))
+    assert order == ["net", "net_steps", "toy", "toy_steps"]
+    assert found.earlier == {"toy", "toy_steps"}
+    ranks.run("del toy, toy_steps, net, net_steps", quiet=True)
+
+
 _PARALLEL = f"parallelize_module(model, init_device_mesh('cpu', (2,)), {_ROWS_AND_COLUMNS})"
 
 

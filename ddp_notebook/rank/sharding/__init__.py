@@ -7,6 +7,7 @@ mistakes            combines the checks for silent mistakes
 scaling             gradients clipped while they are scaled, or averaged too late
 replicas            tensors that must be equal on all ranks
 saves               paths and contents of saved checkpoints
+last_steps          cells in which optimizers made steps
 observed_functions  calls a function before or after a torch function
 equations           errors with numbers for meshes and placements that do not match
 """

@@ -14,8 +14,9 @@ import torch
 from torch.distributed import get_world_size, is_initialized
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.rank.group.modules import Modules
+from ddp_notebook.rank.group.modules import ROOT, Modules
 from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.sharding.last_steps import LastSteps
 from ddp_notebook.rank.sharding.observed_functions import after
 from ddp_notebook.rank.sharding.replicas import Replicas
 from ddp_notebook.rank.sharding.saves import Saves
@@ -72,8 +73,9 @@ def _of_model(model: Any, name: str) -> str:
 _KEEPER = "FSDPParam"  # class of FSDP that holds a sharded parameter
 
 
-def of_optimizers(namespace: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each optimizer that holds parameters from before its model was sharded.
+def of_optimizers(namespace: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return a sentence for each optimizer that holds parameters from before its model was sharded, with the names of
+    the optimizer and its models.
 
     `fully_shard` and `parallelize_module` replace the parameters of a model, so steps of such an optimizer change
     nothing. An optimizer is only reported if no module of this process has its parameters, and a sharded model has
@@ -82,25 +84,24 @@ def of_optimizers(namespace: Mapping[str, Any]) -> list[str]:
     Example:
         >>> model = torch.nn.Linear(2, 2)
         >>> of_optimizers({"model": model, "optimizer": torch.optim.SGD(model.parameters())})
-        []
+        {}
     """
     own = {name: value for name, value in namespace.items() if not name.startswith("_")}
     models = {name: one for name, one in own.items() if issubclass(type(one), torch.nn.Module)}
     from_models = [(name, p) for name, model in models.items() for p in torch.nn.Module.parameters(model)]
     held = {id(p) for _, p in from_models}
     sharded = [(name, p.shape) for name, p in from_models if hasattr(p, "placements")]
+    found: dict[str, list[str]] = {}
     if not sharded:
-        return []
-    found = []
+        return found
     for name, optimizer in own.items():
         if not issubclass(type(optimizer), torch.optim.Optimizer):
             continue
         orphans = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in held]
         shapes = {p.shape for p in orphans}
         if orphans and shapes <= {shape for _, shape in sharded} and not _is_in_a_module(orphans):
-            found.append(
-                _sentence(name, len(orphans), _outermost({m for m, shape in sharded if shape in shapes}, models))
-            )
+            of = _outermost({m for m, shape in sharded if shape in shapes}, models)
+            found[_sentence(name, len(orphans), of)] = [name, *of]
     return found
 
 
@@ -146,14 +147,14 @@ def watch_nested_ddp() -> None:
     after(DistributedDataParallel, "__init__", _look)
 
 
-def nested_ddp(namespace: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each variable whose model is wrapped in DDP twice.
+def nested_ddp(namespace: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return a sentence for each variable whose model is wrapped in DDP twice, with the variable.
 
     Args:
         namespace: variables.
     """
     twice = [name for name, model in namespace.items() if _is_twice(model)]
-    return [f"{name} {_WRONG} {name} = {name}.module undoes one of them" for name in twice]
+    return {f"{name} {_WRONG} {name} = {name}.module undoes one of them": [name] for name in twice}
 
 
 def _is_twice(model: Any) -> bool:
@@ -192,24 +193,50 @@ class Mistakes:
         self._scaling = Scaling(listen, cell)
         self._replicas = Replicas(modules.of_context, cell)
         self._saves = Saves(cell)
+        self._last_steps = LastSteps(cell)
 
     def watch(self) -> None:
         """Start to detect mistakes. Checks that need functions missing in this torch version are skipped."""
-        for watch in (self._scaling.watch, self._replicas.watch, self._saves.watch, watch_nested_ddp):
+        checks = self._scaling, self._replicas, self._saves, self._last_steps
+        for watch in (*[check.watch for check in checks], watch_nested_ddp):
             with contextlib.suppress(ImportError, AttributeError):
                 watch()
 
     def facts(self, namespace: Mapping[str, Any]) -> dict[str, Any]:
         """Return facts for the notebook as JSON; empty if there are none.
 
-        `told` contains sentences about mistakes. `replicas` and `saves` are compared with those of other ranks.
+        `told` contains sentences about mistakes, and `about` the variables of each. `replicas` and `saves` are compared
+        with those of other ranks. `stepped` has the cell of the last optimizer step by variable.
 
         Args:
             namespace: variables.
         """
+        scalers = [name for name, value in namespace.items() if issubclass(type(value), torch.amp.GradScaler)]
+        about = {**of_optimizers(namespace), **nested_ddp(namespace)}
+        about |= dict.fromkeys(self._scaling.facts(), scalers)
+        replicas = self._replicas.facts()
         facts = {
-            "told": [*of_optimizers(namespace), *nested_ddp(namespace), *self._scaling.facts()],
-            "replicas": self._replicas.facts(),
+            "told": list(about),
+            "about": about,
+            "replicas": [one | {"about": _with_module(namespace, one["module"])} for one in replicas],
             "saves": self._saves.facts(),
+            "stepped": self._last_steps.by_variable(namespace),
         }
         return {"kind": "mistake", **facts} if any(facts.values()) else {}
+
+
+def _with_module(namespace: Mapping[str, Any], name: str) -> list[str]:
+    """Return the variables that are a model with a module of this name, or an object with such a model."""
+    found = []
+    for variable, value in namespace.items():
+        with contextlib.suppress(Exception):  # an object of the user may raise anything
+            models = [value] if issubclass(type(value), torch.nn.Module) else [*vars(value).values()]
+            if any(_has_module(model, name) for model in models):
+                found.append(variable)
+    return found
+
+
+def _has_module(model: Any, name: str) -> bool:
+    if not issubclass(type(model), torch.nn.Module):
+        return False
+    return name == ROOT or any(known == name for known, _ in torch.nn.Module.named_modules(model))

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from ddp_notebook.rank.cell.exceptions import with_type
+from ddp_notebook.rank.variables.by_design import ByDesign
 from ddp_notebook.rank.variables.values import describe
 from ddp_notebook.stdlib import contextlib, itertools, re
 
@@ -46,6 +47,8 @@ class Leaf(NamedTuple):
     value: Any = None
     text: str = ""  # replaces the text made from `value`
     skipped: str = ""  # reason for a missing checksum
+    part: str = ""  # pipeline stage to which the entry belongs: "stage 0 of 2"
+    may_differ: str = ""  # reason for which ranks may have different values
 
 
 def leaves(namespace: Mapping[str, Any], names: Sequence[str]) -> Iterator[Leaf]:
@@ -103,6 +106,7 @@ class _Walk:
         self._seen: set[int] = set()
         self._around: set[int] = set()  # ids of the containers around the current value
         self._sharded: set[int] = set()  # ids of parameters sharded by FSDP1, whose shards are plain tensors
+        self._by_design = ByDesign(variables)
         for value in variables.values():
             if issubclass(type(value), torch.nn.Module):
                 with contextlib.suppress(Exception):
@@ -158,7 +162,8 @@ class _Walk:
             return
         self._seen.add(id(module))
         inner, name = _unwrapped(module)
-        yield Leaf(entry, "module", text=f"{name} in {_mode(inner)}")
+        stages, reasons = self._by_design.stages, self._by_design.reasons
+        yield Leaf(entry, "module", text=f"{name} in {_mode(inner)}", part=stages.get(id(inner), ""))
         # methods of `Module` itself: overridden ones may do anything
         parameters = torch.nn.Module.named_parameters(inner)
         for key, tensor in itertools.chain(parameters, torch.nn.Module.named_buffers(inner)):
@@ -168,28 +173,40 @@ class _Walk:
                 yield Leaf(name, "within", text=_WITHIN)
             else:
                 self._seen.add(id(tensor))
+                part = stages.get(id(tensor), "")
                 if self._is_sharded(tensor):
-                    yield Leaf(name, kind, text="sharded by FSDP", skipped="sharded")
+                    yield Leaf(name, kind, text="sharded by FSDP", skipped="sharded", part=part)
                 else:
-                    yield Leaf(name, kind, tensor)
+                    yield Leaf(name, kind, tensor, part=part, may_differ=reasons.get(id(tensor), ""))
 
     def _optimizer(self, entry: str, optimizer: torch.optim.Optimizer) -> Iterator[Leaf]:
+        """Yield the entries of an optimizer. Its steps change pipeline stages, or parameters that may differ."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        part = ", ".join(sorted({self._by_design.stages.get(id(parameter), "") for parameter in parameters} - {""}))
+        for leaf, parameter in self._of_optimizer(entry, optimizer, len(parameters)):
+            yield leaf._replace(part=part, may_differ=self._by_design.reasons.get(id(parameter), ""))
+
+    def _of_optimizer(
+        self, entry: str, optimizer: torch.optim.Optimizer, count: int
+    ) -> Iterator[tuple[Leaf, torch.Tensor | None]]:
+        """Yield the entries of an optimizer, each with the parameter to which it belongs."""
         groups = optimizer.param_groups
-        count = sum(len(group["params"]) for group in groups)
-        yield Leaf(entry, "optimizer", text=f"{type(optimizer).__name__} of {count} parameters")
+        yield Leaf(entry, "optimizer", text=f"{type(optimizer).__name__} of {count} parameters"), None
         numbers = itertools.count()
         for g, group in enumerate(groups):
             for key in [key for key in group if key not in ("params", "param_names")]:
-                yield from self._value(f"{entry}.param_groups[{g}].{key}", group[key], "optimizer", 1)
+                for leaf in self._value(f"{entry}.param_groups[{g}].{key}", group[key], "optimizer", 1):
+                    yield leaf, None
             for parameter, number in zip(group["params"], numbers, strict=False):
                 if type(optimizer).__name__ == "ZeroRedundancyOptimizer":  # each rank has only the state of its share
                     continue
                 for key, part in optimizer.state.get(parameter, {}).items():
                     name = f"{entry}.state[{number}].{key}"
                     if self._is_sharded(parameter) and getattr(part, "shape", ()) == parameter.shape:
-                        yield Leaf(name, "optimizer", text="sharded by FSDP", skipped="sharded")
+                        yield Leaf(name, "optimizer", text="sharded by FSDP", skipped="sharded"), parameter
                     else:
-                        yield from self._value(name, part, "optimizer", 1)
+                        for leaf in self._value(name, part, "optimizer", 1):
+                            yield leaf, parameter
 
     def _data(self, entry: str, data: Any) -> Iterator[Leaf]:
         if id(data) in self._seen:

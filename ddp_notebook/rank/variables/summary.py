@@ -36,6 +36,7 @@ def fingerprints(namespace: Mapping[str, Any], names: Sequence[str] = ()) -> dic
 
     Each entry has a `kind`, a `value` as text, and a `checksum` of contents that the text does not show. Tensors also
     have `elements`, `low`, `high` and `nan` (number of NaNs), if any. `skipped` is the reason for omitted contents.
+    `part` is the pipeline stage of the entry. `may_differ` is the reason for which ranks may have different values.
 
     Args:
         namespace: variables.
@@ -139,8 +140,9 @@ def _digest(data: Any) -> str:
 
 def _facts(leaf: Leaf, checksums: _Checksums) -> dict[str, Any]:
     facts: dict[str, Any] = {"kind": leaf.kind, "value": leaf.text}
-    if leaf.skipped:
-        facts["skipped"] = leaf.skipped
+    for key in ("skipped", "part", "may_differ"):
+        if getattr(leaf, key):
+            facts[key] = getattr(leaf, key)
     if leaf.text or leaf.kind == "missing":
         return facts
     value = leaf.value

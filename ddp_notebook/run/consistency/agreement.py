@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,20 +13,21 @@ from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.consistency.differences import Difference, absence_of, difference_of, measured
 from ddp_notebook.run.consistency.disagreements import between, read_by_all, unread
-from ddp_notebook.run.consistency.sentences import is_compared, list_names, notes_on, summarize, variable_of
+from ddp_notebook.run.consistency.importance import by_importance, earlier_variables, last_steps, split_mistakes
+from ddp_notebook.run.consistency.sentences import is_compared, list_names, may_differ, notes_on, summarize, variable_of
 from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.values.exchange import check_name
 
 _ANSWER_S = 1.0  # time for answers that a report can do without
 _MOST_SHOWN = 12  # shown entries that differ
+_LONGEST = 60  # characters of a mistake that was shown before
 MISTAKES = ""  # entry for mistakes that may be the same on all ranks
 SHARE = "share"  # kind of entries that are expected to differ: the part of the data that a rank reads
 WITHIN = "within"  # kind of entries that only state that another variable contains this one
 _OF_PROCESS = ("version", "setting", "random")
-_BUFFERS_HINT = (
-    "buffers: DistributedDataParallel gives all ranks the buffers of rank 0 as a forward pass begins, not after it"
-)
+_EARLIER = "of models that only earlier cells trained:"
+_OF_ONE_STAGE = "of one pipeline stage"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,8 @@ class Agreement:
     notes: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()  # possible causes of differences
     mistakes: tuple[str, ...] = ()  # mistakes that may exist although ranks agree
+    earlier: frozenset[str] = frozenset()  # variables that only earlier cells trained; shown last
+    known: frozenset[str] = frozenset()  # findings that were shown before, folded to one line
 
     @property
     def agrees(self) -> bool:
@@ -74,8 +78,24 @@ class Agreement:
         """
         return replace(self, differences=tuple(measured(one, by_rank) for one in self.differences))
 
+    @property
+    def findings(self) -> dict[str, str]:
+        """Return the text of each finding: the differences by variable, and the mistakes."""
+        found = {name: "\n".join(map(repr, ones)) for name, ones in self._by_variable().items()}
+        return {**found, **{mistake: mistake for mistake in self.mistakes}}
+
+    def folded(self, known: Mapping[str, str]) -> Agreement:
+        """Return a copy whose text names findings only that have the same text in `known`."""
+        return replace(self, known=frozenset(key for key, text in self.findings.items() if known.get(key) == text))
+
     def __repr__(self) -> str:
-        return "\n".join([self._text, *[f"wrong on {mistake}" for mistake in self.mistakes]])
+        wrong = [f"wrong on {mistake}" for mistake in self.mistakes if mistake not in self.known]
+        before = []
+        if count := len(self.known):
+            names = [key for key in self.findings if key in self.known and key not in self.mistakes]
+            names += [textwrap.shorten(one, _LONGEST, placeholder=" ...") for one in self.mistakes if one in self.known]
+            before = [f"{count} finding{'s' * (count > 1)} as before: {list_names(names)} (%ddp_check NAME shows all)"]
+        return "\n".join([self._text, *wrong, *before])
 
     @property
     def _text(self) -> str:
@@ -90,9 +110,18 @@ class Agreement:
         if not differing:
             agreed = [f"{n} ranks agree: {self.same}"] if self.same else []
             return "; ".join([*nowhere, *agreed, *self.notes])
-        lines = [f"{n} ranks differ in {differing} of {self.compared - len(nowhere)} entries:"]
+        lines = [f"{n} ranks differ in {differing} of {self.compared - len(nowhere)} entries:", *self._lines()]
+        lines += [f"  {hint}" for hint in self.hints]
+        rest = [f"the rest agrees: {self.same}"] if self.same else []
+        return "\n".join([*lines, "; ".join([*rest, *self.notes])]).rstrip()
+
+    def _lines(self) -> list[str]:
+        """Return the lines of the differences that are not known, with those of earlier cells last."""
+        lines: list[str] = []
         left_out: list[str] = []
         for name, (shown, more) in self._shown().items():
+            if name in self.earlier and f"  {_EARLIER}" not in lines:
+                lines.append(f"  {_EARLIER}")
             lines += [f"  {difference}" for difference in shown]
             if shown and more:
                 lines.append(f"  ... and {more} more of {name}")
@@ -100,56 +129,74 @@ class Agreement:
                 left_out.append(name)
         if left_out:
             lines.append(f"  ... and of {list_names(left_out)}")
-        lines += [f"  {hint}" for hint in self.hints]
-        rest = [f"the rest agrees: {self.same}"] if self.same else []
-        return "\n".join([*lines, "; ".join([*rest, *self.notes])]).rstrip()
+        return lines
 
-    def _shown(self) -> dict[str, tuple[list[Difference], int]]:
-        """Return, by variable, the differences to show, a few of each, and the number of others."""
+    def _by_variable(self) -> dict[str, list[Difference]]:
         of: dict[str, list[Difference]] = {}
         for difference in self.differences:
             of.setdefault(variable_of(difference.entry), []).append(difference)
+        return of
+
+    def _shown(self) -> dict[str, tuple[list[Difference], int]]:
+        """Return, by variable, the differences to show, a few of each, and the number of others.
+
+        Variables of earlier cells get the lines that the others leave.
+        """
+        of = {name: ones for name, ones in self._by_variable().items() if name not in self.known}
         limits, left = dict.fromkeys(of, 0), _MOST_SHOWN
-        while left and (names := [name for name in of if limits[name] < len(of[name])]):
-            for name in names[:left]:
-                limits[name] += 1
-                left -= 1
+        for is_earlier in (False, True):
+            some = [name for name in of if (name in self.earlier) == is_earlier]
+            while left and (names := [name for name in some if limits[name] < len(of[name])]):
+                for name in names[:left]:
+                    limits[name] += 1
+                    left -= 1
         return {name: (ones[: limits[name]], len(ones) - limits[name]) for name, ones in of.items()}
 
 
-def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]], *, is_whole: bool = True) -> Agreement:
-    """Compare the results of `rank.variables.check.fingerprints` of all ranks.
+def compare(
+    by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]], names: Sequence[str] = (), *, is_whole: bool = True
+) -> Agreement:
+    """Compare the results of `rank.variables.summary.fingerprints` of all ranks.
 
     Args:
         by_rank: results of the ranks that answered.
+        names: the variables to which the results belong; empty: all that must be equal on all ranks.
         is_whole: True if these are all ranks of the session.
     """
     ranks = sorted(by_rank)
-    mistakes = between({rank: by_rank[rank].get(MISTAKES, {}) for rank in ranks})
+    of_ranks = {rank: by_rank[rank].get(MISTAKES, {}) for rank in ranks}
+    steps = last_steps(of_ranks)
+    earlier = frozenset() if names else earlier_variables(steps)
+    mistakes, old = split_mistakes(between(of_ranks, names), of_ranks, earlier)
     shares = {rank: _of_kind(by_rank[rank], SHARE) for rank in ranks}
     if is_whole:
         mistakes += unread(shares)
     comparison = _Comparison(
         facts={rank: _without(by_rank[rank], SHARE, WITHIN) for rank in ranks},
         within={rank: _of_kind(by_rank[rank], WITHIN) for rank in ranks},
+        is_strict=bool(names),
     )
     comparison.compare_all()
     same, real = comparison.same, comparison.real_differences
-    notes = notes_on(same)
+    if not names:
+        real = tuple(by_importance(real, steps, earlier))
+    notes = [*notes_on(same), *may_differ(comparison.by_design)]
     if comparison.has_only_process_state:
         notes.append("no modules, optimizers or data were found")
     notes += _random_notes(comparison.differences, same)
     if is_whole and len(ranks) > 1 and (loaders := read_by_all(shares)):
         notes.append(f"each rank reads all of {list_names(loaders)}, without a DistributedSampler")
-    compared = len(real) + sum(fact["kind"] != "random" and is_compared(fact) for fact in same.values())
+    compared = len(real) + sum(map(len, comparison.by_design.values()))
+    compared += sum(fact["kind"] != "random" and is_compared(fact) for fact in same.values())
     return Agreement(
         ranks=tuple(ranks),
         differences=real,
         compared=compared,
         same=summarize(same),
         notes=tuple(notes),
-        hints=(_BUFFERS_HINT,) if comparison.has_buffers_of_ddp else (),
-        mistakes=tuple(mistakes),
+        hints=tuple(may_differ(comparison.expected)),
+        mistakes=(*mistakes, *old),
+        earlier=earlier,
     )
 
 
@@ -160,10 +207,14 @@ class _Comparison:
     Args:
         facts: by rank, in order: entries that can be compared.
         within: by rank: entries that only state that another variable contains this one.
+        is_strict: entries that may differ by design are differences too.
     """
 
     facts: Mapping[int, Mapping[str, Mapping[str, Any]]]
     within: Mapping[int, Mapping[str, str]]
+    is_strict: bool = False
+    by_design: dict[str, list[str]] = field(default_factory=dict)  # entries that may differ, and do, by reason
+    expected: dict[str, list[str]] = field(default_factory=dict)  # the same ones, if they are differences
     differences: list[Difference] = field(default_factory=list)
     same: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # facts of one rank, by entry
 
@@ -179,6 +230,13 @@ class _Comparison:
         facts = self.facts
         holders = [rank for rank in facts if any(_is_there(facts[rank].get(entry)) for entry in entries)]
         having = [rank for rank in facts if rank in holders or variable in self.within[rank]]
+        stages = {rank: {facts[rank].get(entry, {}).get("part", "") for entry in entries} - {""} for rank in facts}
+        if any(stages.values()):  # ranks have different layers, and maybe different variables
+            for stage in sorted(set().union(*stages.values())):
+                self._compare_stage(entries, stage, [rank for rank in holders if stage in stages[rank]])
+            entries = [entry for entry in entries if not any(_part(facts[rank].get(entry)) for rank in holders)]
+            self._compare_entries(entries, [rank for rank in holders if any(entry in facts[rank] for entry in entries)])
+            return
         if absent := [rank for rank in facts if rank not in having]:
             self.differences.append(absence_of(variable, facts, having, absent))
         whole = difference_of(variable, {rank: facts[rank].get(variable) for rank in holders})
@@ -189,14 +247,27 @@ class _Comparison:
         if holders:
             self._compare_entries([entry for entry in entries if entry != variable or whole is None], holders)
 
+    def _compare_stage(self, entries: Sequence[str], stage: str, ranks: Sequence[int]) -> None:
+        """Compare the entries of one pipeline stage between its ranks."""
+        own = [entry for entry in entries if any(_part(self.facts[rank].get(entry)) == stage for rank in ranks)]
+        if len(ranks) > 1:
+            self._compare_entries(own, ranks)
+        else:
+            self.same |= {entry: {**self.facts[ranks[0]][entry], "skipped": _OF_ONE_STAGE} for entry in own}
+
     def _compare_entries(self, entries: Sequence[str], holders: Sequence[int]) -> None:
         """Compare entries of one variable between the ranks that have it."""
         for entry in entries:
             facts = {rank: self.facts[rank].get(entry) for rank in holders if entry not in self.within[rank]}
-            if (difference := difference_of(entry, facts)) is not None:
-                self.differences.append(difference)
-            else:
+            reason = next((fact["may_differ"] for fact in facts.values() if fact and "may_differ" in fact), "")
+            if (difference := difference_of(entry, facts)) is None:
                 self.same[entry] = next(fact for fact in facts.values() if fact is not None)
+            elif reason and difference.is_inside and not self.is_strict:
+                self.by_design.setdefault(reason, []).append(entry)
+            else:
+                self.differences.append(difference)
+                if reason:
+                    self.expected.setdefault(reason, []).append(entry)
 
     @property
     def real_differences(self) -> tuple[Difference, ...]:
@@ -209,13 +280,6 @@ class _Comparison:
         kinds = {fact["kind"] for facts in self.facts.values() for fact in facts.values()}
         return kinds <= {*_OF_PROCESS}
 
-    @property
-    def has_buffers_of_ddp(self) -> bool:
-        """Return whether buffers of a DistributedDataParallel model differ."""
-        variables = {variable_of(one.entry) for one in self.differences if one.kind == "buffer"}
-        values = [facts.get(variable, {}).get("value", "") for variable in variables for facts in self.facts.values()]
-        return any("DistributedDataParallel" in value for value in values)
-
 
 def _without(facts: Mapping[str, Mapping[str, Any]], *kinds: str) -> dict[str, Mapping[str, Any]]:
     """Return the entries without those of the given kinds and without mistakes."""
@@ -224,6 +288,11 @@ def _without(facts: Mapping[str, Mapping[str, Any]], *kinds: str) -> dict[str, M
 
 def _of_kind(facts: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str, str]:
     return {entry: fact["value"] for entry, fact in facts.items() if entry != MISTAKES and fact["kind"] == kind}
+
+
+def _part(fact: Mapping[str, Any] | None) -> str:
+    """Return the pipeline stage of an entry; "" for others."""
+    return "" if fact is None else fact.get("part", "")
 
 
 def _is_there(fact: Mapping[str, Any] | None) -> bool:
@@ -254,6 +323,15 @@ class Checking:
         self._cells = cells
         self._questions = questions
         self._liveness = liveness
+        self._shown: dict[str, str] = {}  # findings of the last report without names
+
+    def report(self, names: Sequence[str]) -> Agreement:
+        """Compare variables like `check`. Without names, findings that an earlier report has shown are folded."""
+        found = self.check(names)
+        if names:
+            return found
+        known, self._shown = self._shown, found.findings
+        return found.folded(known)
 
     def check(self, names: Sequence[str]) -> Agreement:
         """Compare variables between ranks, see `Session.check`."""
@@ -266,7 +344,7 @@ class Checking:
             if len(ranks) < 2:  # there is nothing to compare
                 self._liveness.check()
                 self._cells.check_idle()
-            found = compare(self._ask(ranks, names, ()), is_whole=not busy and not gone)
+            found = compare(self._ask(ranks, names, ()), names, is_whole=not busy and not gone)
             if found.differing_entries:
                 found = found.with_samples(self._ask(ranks, names, found.differing_entries))
             return found.without(busy, gone)

@@ -7,7 +7,7 @@ part.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ddp_notebook.records.words import list_ranks, name_ranks
@@ -18,21 +18,28 @@ _APART = {"float16": 3e-2, "bfloat16": 3e-2, "float32": 1e-3, "float64": 1e-3}
 Facts = Mapping[int, Mapping[str, Any]]  # results of `rank.sharding.mistakes.Mistakes.facts`, by rank
 
 
-def between(by_rank: Facts) -> list[str]:
+def between(by_rank: Facts, names: Collection[str] = ()) -> list[str]:
     """Return a sentence for each mistake, with its ranks.
+
+    Args:
+        by_rank: facts of the ranks.
+        names: only mistakes with these variables; empty: all mistakes.
 
     Example:
         >>> a, b = ({"cell": 1, "how": "distributed", "path": path, "ranks": [0, 1]} for path in ("/a", "/b"))
         >>> between({0: {"saves": [a]}, 1: {"saves": [b]}})[0][:60]
         'ranks 0,1 saved one checkpoint to different paths: /a on ran'
     """
-    return [
-        *_said_by_each(by_rank),
-        *_unequal(by_rank),
-        *_apart(by_rank),
-        *_in_part(by_rank),
-        *_over_each_other(by_rank),
-    ]
+    found = [*_said_by_each(by_rank, names), *_unequal(by_rank, names)]
+    if not names:  # a save has a path, and no variable
+        found += [*_apart(by_rank), *_in_part(by_rank), *_over_each_other(by_rank)]
+    return found
+
+
+def variables_of(mistake: str, by_rank: Facts) -> set[str]:
+    """Return the variables of a mistake that a rank has found by itself; empty for other mistakes."""
+    about = (facts.get("about", {}).items() for facts in by_rank.values())
+    return {name for of_rank in about for text, names in of_rank if mistake.endswith(text) for name in names}
 
 
 def unread(shares: Mapping[int, Mapping[str, str]]) -> list[str]:
@@ -84,11 +91,14 @@ def read_by_all(shares: Mapping[int, Mapping[str, str]]) -> list[str]:
     return [entry.removesuffix(".sampler.rank") for entry in entries]
 
 
-def _said_by_each(by_rank: Facts) -> Iterator[str]:
+def _said_by_each(by_rank: Facts, names: Collection[str]) -> Iterator[str]:
     """Yield the mistakes that a rank notices by itself."""
     ranks_of: dict[str, list[int]] = {}
     for rank, facts in by_rank.items():
+        about = facts.get("about", {})
         for text in facts.get("told", ()):
+            if names and set(names).isdisjoint(about.get(text, ())):
+                continue
             ranks_of.setdefault(text, []).append(rank)
     yield from (f"{list_ranks(ranks)}: {text}" for text, ranks in ranks_of.items())
 
@@ -113,13 +123,15 @@ _TAKES = {  # kind of the unequal tensor -> event, code that requires equal tens
 }
 
 
-def _unequal(by_rank: Facts) -> Iterator[str]:
+def _unequal(by_rank: Facts, names: Collection[str]) -> Iterator[str]:
     """Yield mistakes about tensors that must be equal. Only the first one of a group is reported, because it causes the
     others.
     """
     tensors: dict[tuple[int, ...], dict[tuple[str, str, int], dict[int, Mapping[str, Any]]]] = {}
     for rank, replicas in _of_last_cell(by_rank, "replicas").items():
         for one in replicas:
+            if names and set(names).isdisjoint(one.get("about", ())):
+                continue
             of_group = tensors.setdefault(tuple(one["ranks"]), {})
             of_group.setdefault((one["what"], one["module"], one["at"]), {})[rank] = one
     for ranks, of_group in tensors.items():

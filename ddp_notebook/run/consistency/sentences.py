@@ -72,6 +72,16 @@ def notes_on(same: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return notes
 
 
+def may_differ(entries: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a sentence for each reason for which entries may differ, and do.
+
+    Example:
+        >>> may_differ({"FSDP does not synchronize buffers": ["model.mean", "model.var"]})
+        ['model.mean, model.var may differ: FSDP does not synchronize buffers']
+    """
+    return [f"{list_names(names, 3)} may differ: {reason}" for reason, names in entries.items()]
+
+
 def missing_on(ranks: Sequence[int]) -> str:
     return f"missing on {name_ranks(ranks)}"
 
