@@ -70,7 +70,7 @@ def test_an_optimizer_made_before_the_model_was_sharded(ranks, how):
     assert repr(ranks.check()).splitlines()[-1] == f"wrong on {found}"
 
 
-def test_a_check_of_a_name_reports_mistakes_of_that_variable_only(ranks):
+def test_a_check_of_a_name_reports_its_mistakes_only(ranks):
     (found,) = mistakes(ranks, f"x, model = 1, make(4, 8, 4)\n{_FIRST}\nfully_shard(model)")
     assert repr(ranks.check("x")) == "2 ranks agree: x"
     assert ranks.check("model", "x").mistakes == ranks.check("optimizer").mistakes == (found,)

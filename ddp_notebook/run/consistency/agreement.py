@@ -230,12 +230,7 @@ class _Comparison:
         facts = self.facts
         holders = [rank for rank in facts if any(_is_there(facts[rank].get(entry)) for entry in entries)]
         having = [rank for rank in facts if rank in holders or variable in self.within[rank]]
-        stages = {rank: {facts[rank].get(entry, {}).get("part", "") for entry in entries} - {""} for rank in facts}
-        if any(stages.values()):  # ranks have different layers, and maybe different variables
-            for stage in sorted(set().union(*stages.values())):
-                self._compare_stage(entries, stage, [rank for rank in holders if stage in stages[rank]])
-            entries = [entry for entry in entries if not any(_part(facts[rank].get(entry)) for rank in holders)]
-            self._compare_entries(entries, [rank for rank in holders if any(entry in facts[rank] for entry in entries)])
+        if self._compare_stages(entries, holders):
             return
         if absent := [rank for rank in facts if rank not in having]:
             self.differences.append(absence_of(variable, facts, having, absent))
@@ -247,13 +242,26 @@ class _Comparison:
         if holders:
             self._compare_entries([entry for entry in entries if entry != variable or whole is None], holders)
 
-    def _compare_stage(self, entries: Sequence[str], stage: str, ranks: Sequence[int]) -> None:
-        """Compare the entries of one pipeline stage between its ranks."""
-        own = [entry for entry in entries if any(_part(self.facts[rank].get(entry)) == stage for rank in ranks)]
-        if len(ranks) > 1:
-            self._compare_entries(own, ranks)
-        else:
-            self.same |= {entry: {**self.facts[ranks[0]][entry], "skipped": _OF_ONE_STAGE} for entry in own}
+    def _compare_stages(self, entries: Sequence[str], holders: Sequence[int]) -> bool:
+        """Compare a variable that has pipeline stages. Ranks have different layers, and maybe different variables.
+
+        Returns:
+            Whether an entry belongs to a stage.
+        """
+        facts = self.facts
+        stage_of = {entry: {rank: _part(facts[rank].get(entry)) for rank in holders} for entry in entries}
+        stages = {stage for by_rank in stage_of.values() for stage in by_rank.values()} - {""}
+        for stage in sorted(stages):
+            own = [entry for entry in entries if stage in stage_of[entry].values()]
+            ranks = [rank for rank in holders if any(stage_of[entry][rank] == stage for entry in own)]
+            if len(ranks) > 1:
+                self._compare_entries(own, ranks)
+            else:
+                self.same |= {entry: {**facts[ranks[0]][entry], "skipped": _OF_ONE_STAGE} for entry in own}
+        if stages:
+            others = [entry for entry in entries if not any(stage_of[entry].values())]
+            self._compare_entries(others, [rank for rank in holders if any(entry in facts[rank] for entry in others)])
+        return bool(stages)
 
     def _compare_entries(self, entries: Sequence[str], holders: Sequence[int]) -> None:
         """Compare entries of one variable between the ranks that have it."""
