@@ -35,6 +35,7 @@ def start(
     grace_s: float | None = 3.0,
     hang_after_s: float | None = 10.0,
     guard: bool | None = None,
+    quiet_findings: bool = False,
     heal: bool = False,
     on_preempt: str | None = None,
     hosts: str | Sequence[str] | Ssh | None = None,
@@ -62,6 +63,7 @@ def start(
         grace_s: seconds from the failure of a rank until the other ranks are stopped; None: do not stop them.
         hang_after_s: seconds that a rank waits in an operation before the cell shows the waiting ranks; None: never.
         guard: compare the calls of all ranks before each collective. None: only with gloo.
+        quiet_findings: show findings about training steps in `%ddp_report` only, not under cells.
         heal: replace dead ranks before each cell, as `%ddp_heal` does.
         on_preempt: a folder. `survive` loops save their state there and end at a preemption signal. The signal is
             SIGTERM or SIGUSR1 to the kernel, the keeper or a job task, or a file `preempt` in the folder.
@@ -104,6 +106,7 @@ def start(
             grace_s=grace_s,
             hang_after_s=hang_after_s,
             guard=guard,
+            quiet_findings=quiet_findings,
             heal=heal,
             on_preempt=on_preempt,
             hosts=hosts,

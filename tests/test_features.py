@@ -74,6 +74,7 @@ def test_the_core_imports_no_feature():
 _NOTEBOOK = {
     "jobs": (["ddp_notebook.run.jobs"], ["ddp_jobs", "ddp_wait", "ddp_cancel"]),
     "recording": (["ddp_notebook.run.record", "ddp_notebook.observe"], ["ddp_record", "ddp_report", "ddp_trace"]),
+    "findings": (["ddp_notebook.run.findings"], []),
     "monitor": (["ddp_notebook.widgets"], ["ddp_monitor"]),
     "resize": (["ddp_notebook.run.resize"], ["ddp_resize"]),
     "survive": (["ddp_notebook.run.survive", "ddp_notebook.launch.preemption"], []),

@@ -478,6 +478,13 @@ class StartOptions:
         group=FAILURES,
         in_file="guard = true",
     )
+    quiet_findings: bool = _option(
+        False,
+        Flag(),
+        "findings about training only in %%ddp_report",
+        flag="--quiet-findings",
+        in_file="quiet_findings = true",
+    )
     heal: bool = _option(
         False,
         Flag(),

@@ -282,6 +282,7 @@ class CellDone(Message, shown=True):
     was_freed: bool = False  # the operation was aborted because of other ranks; the cell itself has no error
     group: dict[str, Any] = field(default_factory=dict)  # state of the process groups
     trains_apart: bool = False  # an optimizer stepped repeatedly, but the rank sent nothing to other ranks
+    findings: list[Any] = field(default_factory=list)  # facts about its training: name, step and details of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ rpc/                calls between ranks, in cells that can run again
 sharding/           the rank's shards of distributed models
 resize/             changes the number of ranks
 survive/            training that continues when a rank dies
+findings/           facts about training steps, for findings
 record/             records the rank's activity as rows
 script/             a rank of a torchrun job, to which a notebook can attach
 variables/          the rank's variables: serialized, compared, copied

@@ -9,14 +9,15 @@ matters here:
   the end of a cell, its recording ends before `faults` reports a fault that did not strike.
 - `sharding` comes before `recording`. Both wrap DTensor's autograd functions. The recording's wrapper must be the outer
   one, since it notes the module that sharding reads.
-- `recording` comes before `rpc`, which writes its calls to the recording's event buffer.
+- `recording` comes before `findings`, which follows its steps, and before `rpc`, which writes its calls to the
+  recording's event buffer.
 - `survive` comes last. In a new process it waits for variables of another rank before a cell's code runs.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ FEATURES = {
     "faults": "ddp_notebook.rank.faults",
     "sharding": "ddp_notebook.rank.sharding.feature",
     "recording": "ddp_notebook.rank.record.feature",
+    "findings": "ddp_notebook.rank.findings.feature",
     "guard": "ddp_notebook.rank.group.guard.feature",
     "rpc": "ddp_notebook.rank.rpc.feature",
     "files": "ddp_notebook.rank.files",
@@ -100,6 +102,10 @@ class Feature:
     def cell_ends(self) -> None:
         """Clean up after a cell. An `Exception` is reported under the cell, whose result does not change."""
 
+    def cell_facts(self) -> Sequence[Sequence[Any]]:
+        """Return facts about the ended cell for `CellDone`, as JSON values: name, step and details of each."""
+        return ()
+
     def variables(self) -> Mapping[str, object]:
         """Return variables that each cell finds, unless the user has other variables with these names."""
         return {}
@@ -162,6 +168,7 @@ class Hooks:
             for name, one in reversed(self._features.items())
             if type(one).cell_ends is not Feature.cell_ends
         ]
+        self.cell_facts = self._of("cell_facts")
         self.group_forms = self._of("group_forms")
         self.group_formed = self._of("group_formed")
         self.ranks_lost = self._of("ranks_lost")

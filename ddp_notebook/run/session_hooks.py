@@ -58,6 +58,10 @@ class SessionFeature:
     def cell_begins(self, cell: RunCell) -> None:
         """Called before a cell is sent."""
 
+    def cell_ended(self, run: CellRun, code: str) -> Sequence[str]:
+        """Return lines to show under an ended cell. Called before its other notes are shown."""
+        return ()
+
     def cell_named(self, cell: int, prompt: str) -> None:
         """Called with the prompt of a cell, such as "In [6]"."""
 
@@ -123,6 +127,7 @@ class SessionHooks:
         self.close = self._of("close")
         self.joined = self._of("joined")
         self.cell_begins = self._of("cell_begins")
+        self.cell_ended = self._of("cell_ended")
         self.cell_named = self._of("cell_named")
         self.survives = self._of("survives")
         self.rank_moved = self._of("rank_moved")

@@ -33,6 +33,7 @@ class Synthetic:
     world_size: int
     clock_errors_ns: list[int] = field(default_factory=list)
     baseline: dict[str, Any] | None = None
+    findings: dict[int, tuple[str, ...]] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     prompts: dict[int, str] = field(default_factory=dict)
     dropped: dict[int, int] = field(default_factory=dict)

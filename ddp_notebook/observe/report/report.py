@@ -288,6 +288,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
         efficiency=efficiency,
         notes=(
             *later,
+            *_findings(own, cell),
             *_apart(own, cell),
             *_with_itself(own, overall),
             *(one.note for one in pipelines),
@@ -369,6 +370,8 @@ def _of_few(
         else:
             told = ", ".join(f"{ms(ns)} on rank {rank}" for rank, ns in zip(own.rank.tolist(), took, strict=True))
         times.append(f"step {number}: {told}")
+    found = _findings(recording, run.cell)
+    notes = (*later, *found, *_apart(recording, run.cell), *_what_was_lost(recording))
     return Report(
         cell=run.cell,
         run=run,
@@ -380,7 +383,7 @@ def _of_few(
         phases=(),
         outside=None,
         taken=None,
-        times=(*times, *(f"{note}." for note in (*later, *_apart(recording, run.cell), *_what_was_lost(recording)))),
+        times=(*times, *(f"{note}." for note in notes)),
         synchronises=gradients_of(recording, every) is not None,
         straggler=None,
         efficiency=None,
@@ -487,7 +490,13 @@ def _compared(recording: RowSource, cell: int, efficiency: float | None, world_s
     return (f"That is {percent(efficiency)} of {world_size} times one rank alone: {figures}",)
 
 
+def _findings(recording: Bounded, cell: int) -> tuple[str, ...]:
+    return tuple(f"{found[:1].upper()}{found[1:]}" for found in recording.findings.get(cell, ()))
+
+
 def _apart(recording: Bounded, cell: int) -> tuple[str, ...]:
+    if cell in recording.findings:  # a finding has the cause
+        return ()
     ranks = apart(recording, cell)
     return (f"{(words := train_apart(ranks))[0].upper()}{words[1:]}",) if ranks else ()
 

@@ -17,6 +17,10 @@ class Bounded(RowSource, Protocol):
     def dropped(self) -> Mapping[int, int]:
         """Number of rows that were dropped on the way to the notebook, by rank."""
 
+    @property
+    def findings(self) -> Mapping[int, Sequence[str]]:
+        """Findings about the training steps of cells; () explains only why ranks train apart."""
+
 
 class RecordingPart:
     """A recording with fewer rows: a subclass overrides `rows`.
@@ -60,6 +64,7 @@ class CellPart(RecordingPart):
         self._cell = cell
         self._tables: dict[str, Rows] = {}
         self.dropped: Mapping[int, int] = recording.dropped
+        self.findings: Mapping[int, Sequence[str]] = recording.findings
 
     def rows(self, table: str) -> Rows:
         found = self._tables.get(table)

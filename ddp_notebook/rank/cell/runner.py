@@ -294,11 +294,17 @@ class Runner:
             failure = self._tracebacks.what_ended(failure)
             payload, has_group = self._take_payload(), is_initialized() or not had_group
             of_group = self._network.end_cell(failure, before_stop=self._tracebacks.failure is not None)
-            outcome = self._outcome(failure)
+            outcome, findings = self._outcome(failure), self._take_findings()
             done: CellDone | float = duration_s
-            if not self._uneventful or payload or not has_group or of_group or outcome is not _WELL:
+            if not self._uneventful or payload or not has_group or of_group or findings or outcome is not _WELL:
                 done = CellDone(
-                    cell=cell.cell, duration_s=duration_s, payload=payload, has_group=has_group, **of_group, **outcome
+                    cell=cell.cell,
+                    duration_s=duration_s,
+                    payload=payload,
+                    has_group=has_group,
+                    findings=findings,
+                    **of_group,
+                    **outcome,
                 )
             if failure is not None:
                 isolation.forget_failure(shell, failure)
@@ -324,6 +330,13 @@ class Runner:
                 ends()
             except Exception as error:  # such as a full disk: the cell itself succeeded
                 print(f"the {name} of this cell could not be completed: {words(error)}", file=sys.stderr)
+
+    def _take_findings(self) -> list[Any]:
+        try:
+            return [fact for facts in self._hooks.cell_facts for fact in facts()]
+        except Exception as error:  # the cell itself succeeded
+            print(f"the findings of this cell are lost: {words(error)}", file=sys.stderr)
+            return []
 
     async def _execute(self, code: str) -> ExecutionResult:
         """Do the same as the shell's `run_cell`, on the running event loop."""

@@ -218,6 +218,11 @@ class Network:
         self._progress.begin()
         self.release.begin()
 
+    @property
+    def trains_apart(self) -> bool:
+        """Return whether the running cell trains without communication."""
+        return self._progress.trains_apart
+
     def end_cell(self, failure: BaseException | None, *, before_stop: bool = False) -> dict[str, Any]:
         """Clean up after a cell.
 

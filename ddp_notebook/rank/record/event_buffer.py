@@ -80,6 +80,8 @@ class EventBuffer:
         # Lets the buckets of a backward use the fast path, see `repeats`.
         self.repeat: Callable[[Backward], None] = lambda _: None
         self.bucket: tuple[str, int] | None = None  # bucket of the user's comm hook that is running
+        self.counts_elements = False  # count the elements in calls that are not of a DDP bucket
+        self.elements = 0
         self.dropped = 0
         self.puts = self.taken = 0  # numbers of added and of removed records
         self._is_taken = True  # False if the last wait for the recorder's thread timed out
@@ -291,6 +293,9 @@ class EventBuffer:
             model = backward.add_call(call)
         elif call.site[0] in MARKED and moment.sequence is not None:
             moment.sequence.add(call)
+        if self.counts_elements and model is None and (at := call.kernel.at_tensors) is not None:
+            for tensor in flat(call.arguments[at]):
+                self.elements += tensor.numel()
         self.thinning.calls += 1
         call.values = moment.values
         if self.thins:

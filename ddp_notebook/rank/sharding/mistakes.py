@@ -21,8 +21,9 @@ from ddp_notebook.rank.sharding.observed_functions import after
 from ddp_notebook.rank.sharding.replicas import Replicas
 from ddp_notebook.rank.sharding.saves import Saves
 from ddp_notebook.rank.sharding.scaling import Scaling
+from ddp_notebook.rank.variables.owners import is_in_a_module
 from ddp_notebook.records.units import size
-from ddp_notebook.stdlib import contextlib, gc
+from ddp_notebook.stdlib import contextlib
 
 
 def explain_unsharded(error: BaseException) -> str:
@@ -70,9 +71,6 @@ def _of_model(model: Any, name: str) -> str:
     return f"this {kind} is not sharded: {equation}call fully_shard on it first, which gives it {name}"
 
 
-_KEEPER = "FSDPParam"  # class of FSDP that holds a sharded parameter
-
-
 def of_optimizers(namespace: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return a sentence for each optimizer that holds parameters from before its model was sharded, with the names of
     the optimizer and its models.
@@ -99,7 +97,7 @@ def of_optimizers(namespace: Mapping[str, Any]) -> dict[str, list[str]]:
             continue
         orphans = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in held]
         shapes = {p.shape for p in orphans}
-        if orphans and shapes <= {shape for _, shape in sharded} and not _is_in_a_module(orphans):
+        if orphans and shapes <= {shape for _, shape in sharded} and not is_in_a_module(orphans):
             of = _outermost({m for m, shape in sharded if shape in shapes}, models)
             found[_sentence(name, len(orphans), of)] = [name, *of]
     return found
@@ -118,23 +116,6 @@ def _sentence(optimizer: str, orphans: int, models: list[str]) -> str:
         f"{optimizer} holds {orphans} parameter{'s' * (orphans > 1)} that no model uses: it was made before {of} {was} "
         f"sharded, so its steps change nothing of {of}; make it after fully_shard or parallelize_module"
     )
-
-
-def _is_in_a_module(parameters: list[torch.Tensor]) -> bool:
-    """Return whether a module of this process has one of these parameters, or FSDP holds it for a gathered module.
-
-    After a forward pass without a backward pass, the root module or the whole model stays gathered.
-    """
-    parameters = [p for p in parameters if isinstance(p, torch.nn.Parameter)]
-    if not parameters:
-        return True  # plain tensors of the user
-    wanted = {id(p) for p in parameters}
-    for one in gc.get_objects():
-        if issubclass(type(one), torch.nn.Module) and any(id(p) in wanted for p in one._parameters.values()):
-            return True
-        if type(one).__name__ == _KEEPER and id(getattr(one, "sharded_param", None)) in wanted:
-            return True
-    return False
 
 
 _WRONG = (

@@ -7,5 +7,6 @@ comparison  entries of variables that are compared: `model.fc.weight`, `loader.b
 by_design   tensors that may differ between ranks: pipeline stages, and those that no library synchronizes
 copying     copies variables to a replaced rank
 samplers    adapts data samplers to the current number of ranks
+owners      modules that hold a parameter
 handover    broadcasts variables from one rank to others
 """

@@ -46,6 +46,7 @@ class CellHooks(Protocol):
     """Hooks of features for cells, see `run.session_hooks.SessionFeature`."""
 
     cell_begins: list[Callable[..., Any]]
+    cell_ended: list[Callable[..., Any]]
     cell_named: list[Callable[..., Any]]
     survives: list[Callable[..., Any]]
 
@@ -241,11 +242,13 @@ class Cells:
         timeout_s: float | None = None,
     ) -> CellResult:
         """Show the notes of an ended or abandoned cell, and raise its error if it did not succeed."""
+        code = self._codes.get(run.number, "")
+        found = [line for ended in self._hooks.cell_ended for line in ended(run, code)]
         if screen is not None:
             apart = [rank for rank, one in sorted(run.result.by_rank.items()) if one.trains_apart]
             if len(apart) > 1:
                 screen.note(train_apart(apart))
-            for note in notes:
+            for note in [*found, *notes]:
                 screen.note(note)
         self.on_shown(run.number)
         if not self._cluster.is_running:

@@ -140,6 +140,7 @@ class RankResult:
     was_freed: bool = False  # it did not fail by itself: its operation was aborted because other ranks were missing
     group: dict[str, Any] = field(default_factory=dict)  # state of its groups after a cell that did not succeed
     trains_apart: bool = False  # its optimizers made steps, but it sent nothing to other ranks
+    findings: list[Any] = field(default_factory=list)  # facts about its training, see `run.findings`
 
     @property
     def failed_by_itself(self) -> bool:

@@ -10,5 +10,6 @@ buckets           gradients in each DDP bucket, and the calls that synchronize i
 repeated_buckets  rows of buckets that used the fast path of the kernel
 comm_hooks        DDP comm hooks of users, observed for each bucket
 model_names       names of models and optimizers
+step_observer     interface for another feature that follows steps
 wrapping          wrappers around functions of torch
 """

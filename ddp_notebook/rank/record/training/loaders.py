@@ -12,6 +12,7 @@ from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.record.training.model_names import new_name, nothing
+from ddp_notebook.rank.record.training.step_observer import StepObserver, tell
 from ddp_notebook.rank.record.training.wrapping import around
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.stdlib import contextlib, logging, threading, time, weakref
@@ -58,6 +59,7 @@ class Loaders:
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._epochs: weakref.WeakKeyDictionary[Any, _Epoch] = weakref.WeakKeyDictionary()
         self._last: tuple[Callable[[], Any], _Epoch | None] = nothing, None  # latest iterator, probably used again
+        self.observer: StepObserver | None = None
         self.told: set[str] = set()  # loaders whose settings were recorded in this cell
 
     def install(self) -> None:
@@ -79,6 +81,8 @@ class Loaders:
                 self._begin(loader, iterator, began_ns)
             except Exception:  # the user's loop must continue
                 _log.info("a loader was not recorded", exc_info=True)
+            if self.observer is not None:
+                tell(self.observer.loader_begins, loader, iterator)
             return iterator
 
         return __iter__
@@ -119,6 +123,8 @@ class Loaders:
             try:
                 data = original(iterator)
             except StopIteration:
+                if self.observer is not None:
+                    tell(self.observer.loader_ended, iterator)
                 if epoch is not None and epoch.has_workers:  # the workers end too, unless they are persistent
                     self._put(_WORKERS, epoch.name, began_ns, -1)
                 raise
@@ -127,6 +133,8 @@ class Loaders:
                 kind, epoch.is_first = _WORKERS, False
             samples = unseen(samples_of, data if isinstance(data, list | tuple) else (data,))
             self._put(kind, "" if epoch is None else epoch.name, began_ns, samples)
+            if self.observer is not None:
+                tell(self.observer.batch, iterator, data)
             return data
 
         return __next__

@@ -30,6 +30,7 @@ from ddp_notebook.rank.record.training.loaders import Loaders, samples_of
 from ddp_notebook.rank.record.training.model_names import new_name
 from ddp_notebook.rank.record.training.optimizers import Optimizers
 from ddp_notebook.rank.record.training.pipeline_stages import Pipelines
+from ddp_notebook.rank.record.training.step_observer import StepObserver, tell
 from ddp_notebook.rank.record.training.wrapping import around, hide_from_compile, passed_over, uncompiled
 from ddp_notebook.rank.variables.between import BetweenSteps
 from ddp_notebook.records.schema import SPANS
@@ -116,6 +117,7 @@ class TrainingSpans:
 
     def __init__(self, event_buffer: EventBuffer, between: BetweenSteps | None = None) -> None:
         self.on_step: list[Callable[[], None]] = []  # called after each optimizer step
+        self.models_made = 0  # number of DDP models that this process has made
         self.between = BetweenSteps() if between is None else between
         self.event_buffer = self._event_buffer = event_buffer
         self._models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
@@ -123,6 +125,7 @@ class TrainingSpans:
         self._prepared: list[Model] = []
         self._roots: dict[int, tuple[int, int]] = {}  # running forwards of FSDP: start time and batch size
         self._naming = threading.Lock()  # several threads may create models at once
+        self._observer: StepObserver | None = None
         self._optimizers = Optimizers(event_buffer, self.stepped)
         self._gradients = GradientHook(event_buffer)
         self.pipelines = Pipelines(event_buffer, self.put)
@@ -211,6 +214,15 @@ class TrainingSpans:
 
     # ---- forward
 
+    def observe(self, observer: StepObserver) -> None:
+        """Let another feature follow the steps."""
+        self._observer = self._loaders.observer = observer
+
+    def ddp_models(self) -> list[tuple[DistributedDataParallel, Model]]:
+        """Return the living DDP models of this process."""
+        with self._naming:
+            return list(self._models.items())
+
     def _put_forward(self, model: torch.nn.Module, name: str, began_ns: int, samples: int) -> None:
         kind = FORWARD if torch.is_grad_enabled() else EVALUATION
         # The program may have set the mode of the DDP model only.
@@ -221,7 +233,9 @@ class TrainingSpans:
 
     def _around_init(self, original: Callable[..., None]) -> Callable[..., None]:
         def __init__(model: DistributedDataParallel, *args: Any, **named: Any) -> None:
+            elements = self._event_buffer.elements
             original(model, *args, **named)
+            self._event_buffer.elements = elements  # without the calls that copy and compare the parameters
             self._model(model)  # the buckets index the parameters that require gradients now
             # torch.compile traces the forward, so the model keeps that of torch or of its class.
             if getattr(model, "_use_python_reducer", False) and type(model).forward is DistributedDataParallel.forward:
@@ -260,7 +274,13 @@ class TrainingSpans:
         if known is None or known.reference() is not model:
             known = self._model(model)
         self._put_forward(model, known.name, began_ns, samples_of(inputs))
-        if has_failed or not (model.require_backward_grad_sync and torch.is_grad_enabled()):
+        has_graph = torch.is_grad_enabled()
+        synchronizes = model.require_backward_grad_sync and has_graph
+        if (observer := self._observer) is not None and not has_failed:
+            tell(observer.ddp_forward, known, synchronizes=synchronizes, has_graph=has_graph)
+            if has_graph:
+                tell(observer.inputs, model, inputs)
+        if has_failed or not synchronizes:
             return
         if (layout := known.prepare(model)) is not None:
             self._event_buffer.put(layout)
@@ -291,6 +311,8 @@ class TrainingSpans:
             if known is None:
                 name = new_name(model.module, {one.name for one in self._models.values()})
                 known = self._models[model] = Model(model, name)
+                self.models_made += 1
+                self._event_buffer.counts_elements = True
         self._last = known
         return known
 
@@ -300,6 +322,8 @@ class TrainingSpans:
             out = original(state, module, args, named)
             if self._event_buffer.level != OFF and state._state_ctx.iter_forward_root is state:
                 self._roots[id(state)] = began_ns, unseen(samples_of, (*args, *named.values()))
+                if (observer := self._observer) is not None and torch.is_grad_enabled():
+                    tell(observer.inputs, module, (*args, *named.values()))
             return out
 
         return passed_over(_pre_forward)
@@ -310,6 +334,8 @@ class TrainingSpans:
             out = original(state, module, *rest)
             if root is not None:
                 self._put_forward(module, type(module).__name__.removeprefix("FSDP"), *root)
+                if (observer := self._observer) is not None and torch.is_grad_enabled():
+                    tell(observer.fsdp_forward, module)
             return out
 
         return passed_over(_post_forward)
@@ -348,6 +374,8 @@ class TrainingSpans:
             event_buffer.go_back(backward, depth=3)  # frames of this function and of the wrapper
             out = run()
             failed = False
+            if self._observer is not None:
+                self._observe_backward(self._observer, run, backward)
             if self._gradients.parameter:
                 self._gradients.end_backward()
             return out
@@ -375,6 +403,12 @@ class TrainingSpans:
                 if backward.has_span or backward.again:
                     event_buffer.put(backward)
 
+    def _observe_backward(self, observer: StepObserver, run: Any, backward: Backward) -> None:
+        synchronized = [model for model in self._prepared if model.at]
+        outputs = getattr(run, "args", None)  # those of torch's engine; a distributed backward has none
+        has_unknown = not synchronized and bool(backward.calls or backward.again)
+        tell(observer.backward, outputs[0] if outputs else (), synchronized, has_unknown=has_unknown)
+
     def _time_backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         began_ns, moment = time.monotonic_ns(), self._event_buffer.moment
         self._event_buffer.has_begun = True
@@ -393,6 +427,8 @@ class TrainingSpans:
         self.put(OPTIMIZER, name, began_ns, moment=self._event_buffer.count_step())
         for call in self.on_step:
             call()
+        if self._observer is not None:
+            tell(self._observer.stepped, optimizer, self._event_buffer.moment.step)
         if self.between:
             self.between.stepped(self._event_buffer.moment.step)
         return name

@@ -1,0 +1,8 @@
+"""Facts about the training steps of a cell, from which the notebook derives findings (`run/findings`).
+
+feature      the feature of a rank
+steps        what each optimizer step used: gradients, averaging, models
+held         parameters of an optimizer, and the models that contain them
+gradients    checks of gradients that read few elements
+passes       passes of data loaders over their data
+"""

@@ -1,0 +1,114 @@
+"""Parameters of an optimizer, and the DDP models that contain them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.distributed import get_world_size
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_notebook.rank.record.training.buckets import Model
+
+_MOST_NAMES = 6
+
+
+class Seen:
+    """Forwards and backwards of one DDP model in the running cell."""
+
+    __slots__ = ("averaged", "complete", "in_no_grad", "in_no_sync", "reduced", "synchronizing")
+
+    def __init__(self) -> None:
+        self.synchronizing = 0  # forwards whose backward averages gradients
+        self.in_no_sync = 0  # forwards under `no_sync`
+        self.in_no_grad = 0  # forwards without gradients
+        self.reduced = 0  # backwards with at least one averaged bucket
+        self.complete = False  # the last of them has averaged all buckets
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        return self.synchronizing, self.in_no_sync, self.in_no_grad, self.reduced
+
+
+class Held:
+    """Parameters of one optimizer.
+
+    Args:
+        optimizer: the optimizer.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.ids = {id(p) for p in self.parameters}
+        self.models: list[tuple[Callable[[], Any], Model, list[int]]] = []  # models with the indices of parameters
+        self.models_made = -1
+        self.begin_cell()
+
+    def begin_cell(self) -> None:
+        """Forget the steps of the last cell."""
+        self.steps = 0  # in this cell
+        self.backwards = 0  # of the cell, at the last step
+        self.forwards = 0
+        self.operations = -1
+        self.elements = 0
+        self.counts: dict[str, tuple[int, int, int, int]] = {}  # of each model, at the last step
+        self.apart: tuple[int, str, str] | None = None  # step, model and cause of a step without averaging
+        self.zero: list[int] = []  # consecutive steps with zero gradients
+        self.not_zero = 0  # index of a gradient that was not zero
+        self.idle = 0  # consecutive steps without any backward
+        self.never: set[int] | None = None  # parameters that had no gradient in any step of the cell
+        self.first_step = 0
+
+    def is_current(self, optimizer: Any) -> bool:
+        """Return whether the optimizer still has these parameters."""
+        return len(self.parameters) == sum(len(group["params"]) for group in optimizer.param_groups) and (
+            not self.parameters or optimizer.param_groups[-1]["params"][-1] is self.parameters[-1]
+        )
+
+    def find_models(self, models: Iterable[tuple[DistributedDataParallel, Model]], models_made: int) -> None:
+        """Find the DDP models that contain parameters of the optimizer."""
+        self.models_made, self.models = models_made, []
+        for model, known in models:
+            inside = {id(p) for p in parameters_of(model).values()}
+            if indices := [i for i, p in enumerate(self.parameters) if id(p) in inside]:
+                self.models.append((known.reference, known, indices))
+
+    @property
+    def is_trainable(self) -> bool:
+        """Return whether a parameter requires a gradient."""
+        return any(p.requires_grad for p in self.parameters)
+
+
+def parameters_of(model: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters whose gradients DDP averages, by name."""
+    ignored = set(model.parameters_to_ignore)
+    return {n: p for n, p in model.module.named_parameters() if p.requires_grad and n not in ignored}
+
+
+def has_several_ranks(model: DistributedDataParallel) -> bool:
+    """Return whether a DDP model is on more than one rank."""
+    return get_world_size(model.process_group) > 1
+
+
+def variable_of(value: object, namespace: Mapping[str, Any]) -> str:
+    """Return the name of the last variable with this value; else the name of its class."""
+    names = [name for name, one in list(namespace.items()) if one is value and not name.startswith("_")]
+    return names[-1] if names else type(value).__name__
+
+
+def model_name(model: Any, namespace: Mapping[str, Any]) -> str:
+    """Return the variable of a model, or of the module that a DDP model contains; else the name of its class."""
+    name = variable_of(model, namespace)
+    return type(getattr(model, "module", model)).__name__.removeprefix("FSDP") if name == type(model).__name__ else name
+
+
+def names_of(parameters: Iterable[torch.Tensor], namespace: Mapping[str, Any], roots: Iterable[Any]) -> list[str]:
+    """Return the names of parameters in the models of variables, at most a few; shapes where no name is known."""
+    known: dict[int, str] = {}
+    for model in [*roots, *(one for one in list(namespace.values()) if issubclass(type(one), torch.nn.Module))]:
+        for name, parameter in getattr(model, "module", model).named_parameters():
+            known.setdefault(id(parameter), name)
+    found = [known.get(id(p), f"one of shape {tuple(p.shape)}") for p in parameters]
+    more = len(found) - _MOST_NAMES
+    return [*found[:_MOST_NAMES], f"{more} more"] if more > 0 else found

@@ -1,0 +1,330 @@
+"""Gradients of each optimizer step: which ones exist, and whether DDP has averaged them.
+
+In a step without findings, the training thread only looks whether each gradient exists, and reads a few elements of
+one.
+The first step for which something holds is kept, with the facts that the sentence needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ddp_notebook.rank.findings.gradients import are_zero
+from ddp_notebook.rank.findings.held import (
+    Held,
+    Seen,
+    has_several_ranks,
+    model_name,
+    names_of,
+    parameters_of,
+    variable_of,
+)
+from ddp_notebook.rank.findings.passes import Passes
+from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.record.training.buckets import Model
+from ddp_notebook.rank.record.training.spans import TrainingSpans
+from ddp_notebook.rank.record.training.step_observer import StepObserver
+from ddp_notebook.rank.record.training.wrapping import around, passed_over
+from ddp_notebook.rank.variables.owners import is_in_a_module
+from ddp_notebook.stdlib import threading, weakref
+
+_CONSECUTIVE = 2  # steps without averaging before a finding: one step may be part of a longer period
+_ZERO = 3  # steps with zero gradients before a finding: one may have a loss without gradients
+_FEW = 4  # first steps of a cell; only these read gradients on a GPU, which waits for it
+_SMALL = 4  # communication of less than 1/4 of the gradients' elements cannot have averaged them
+_MOST_ZEROED = 64
+_EXPLAIN_APART = {"ddp-bypassed", "loss-without-path", "no-gradient", "optimizer-of-another-model"}
+
+
+class StepFacts(StepObserver):
+    """Facts about the steps of the running cell.
+
+    Args:
+        training: observes the steps.
+        recorder: counts the operations.
+        namespace: returns the user's variables.
+    """
+
+    def __init__(self, training: TrainingSpans, recorder: Recorder, namespace: Callable[[], Mapping[str, Any]]) -> None:
+        self._training = training
+        self._event_buffer = training.event_buffer
+        self._recorder = recorder
+        self._namespace = namespace
+        self._main = threading.get_ident()
+        self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
+        self._facts: dict[str, list[Any]] = {}
+        self._seen: dict[str, Seen] = {}  # by name of the DDP model
+        self._roots: dict[int, Callable[[], Any]] = {}  # roots of FSDP models with a forward in this cell
+        self._backwards = 0
+        self._forwards = 0  # of DDP and FSDP models
+        self._unknown = 0  # backwards that averaged buckets of an unknown model
+        self._zeroed: list[Callable[[], Any]] = []  # optimizers and modules with `zero_grad` after the last backward
+        self._steps = self._elements = 0
+        self._wrapped: Callable[[], Any] | None = None  # a DDP model with parameters of an optimizer
+        self._of_cell: list[Held] = []
+        self.passes = Passes(self.note)
+        for owner in (torch.optim.Optimizer, torch.nn.Module):
+            around(owner, "zero_grad", self._around_zero_grad)
+
+    def note(self, name: str, step: int, **details: Any) -> None:
+        """Keep a fact, if it is the first one of its name in the cell."""
+        self._facts.setdefault(name, [name, step, details])
+
+    # ---- cells
+
+    def begin_cell(self) -> None:
+        """Forget the facts of the last cell."""
+        if self._steps or self._backwards or self._forwards:
+            self._seen.clear()
+            self._roots.clear()
+            self._steps = self._backwards = self._forwards = self._unknown = 0
+            self._zeroed.clear()
+            for held in self._of_cell:
+                held.begin_cell()
+            self._of_cell.clear()
+            self._wrapped = None
+        self._facts.clear()
+        self._elements = self._event_buffer.elements
+        self.passes.begin_cell()
+
+    def end_cell(self, *, trains_apart: bool) -> Sequence[Sequence[Any]]:
+        """Return the facts of the cell: name, step and details of each."""
+        if not self._steps:
+            return ()
+        for held in self._of_cell:
+            self._note_never(held)
+        if trains_apart and self._wrapped is not None and not _EXPLAIN_APART & self._facts.keys():
+            self.note("trains-apart", 1, model=model_name(self._wrapped(), self._namespace()))
+        self.passes.end_cell(self._steps)
+        return list(self._facts.values())
+
+    # ---- parts of a step
+
+    def _around_zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def zero_grad(owner: Any, *args: Any, **named: Any) -> Any:
+            if len(self._zeroed) < _MOST_ZEROED and threading.get_ident() == self._main:
+                self._zeroed.append(weakref.ref(owner))
+            return original(owner, *args, **named)
+
+        return passed_over(zero_grad)
+
+    def ddp_forward(self, known: Model, *, synchronizes: bool, has_graph: bool) -> None:
+        seen = self._seen.get(known.name)
+        if seen is None:
+            seen = self._seen[known.name] = Seen()
+        if not has_graph:
+            seen.in_no_grad += 1
+            return
+        self._forwards += 1
+        if synchronizes:
+            seen.synchronizing += 1
+        else:
+            seen.in_no_sync += 1
+
+    def fsdp_forward(self, root: Any) -> None:
+        self._forwards += 1
+        if id(root) not in self._roots:
+            self._roots[id(root)] = weakref.ref(root)
+
+    def backward(self, outputs: Any, synchronized: Collection[Model], *, has_unknown: bool) -> None:
+        self._backwards += 1
+        self._unknown += has_unknown
+        self._zeroed.clear()
+        for known in synchronized:
+            if (seen := self._seen.get(known.name)) is not None:
+                seen.reduced += 1
+                seen.complete = known.at >= len(known.sizes)
+
+    def loader_begins(self, loader: Any, iterator: Any) -> None:
+        self.passes.begin(loader, iterator, self._steps)
+
+    def batch(self, iterator: Any, data: Any) -> None:
+        self.passes.batch(iterator)
+
+    def loader_ended(self, iterator: Any) -> None:
+        self.passes.end(iterator, self._steps)
+
+    # ---- steps
+
+    def stepped(self, optimizer: Any, step: int) -> None:
+        self._steps = step
+        if self._event_buffer.backward is not None or threading.get_ident() != self._main:
+            return  # a step inside a backward: the gradients are not complete
+        held = self._held_by(optimizer)
+        if not held.steps:
+            held.first_step = step
+            self._of_cell.append(held)
+        held.steps += 1
+        parameters = held.parameters
+        gradients = [p.grad for p in parameters]
+        lacking = [i for i, gradient in enumerate(gradients) if gradient is None]
+        if held.never is None:
+            held.never = set(lacking)
+        elif held.never:
+            held.never.intersection_update(lacking)
+        if len(lacking) == len(parameters):
+            if held.is_trainable:
+                self._without_gradients(optimizer, held, step)
+        else:
+            held.idle = 0
+            if held.models and self._backwards > held.backwards:
+                self._with_models(held, step, set(lacking))
+            if step < _FEW or parameters[0].is_cpu:
+                self._look_for_zero(optimizer, held, step, [one for one in gradients if one is not None])
+        held.backwards, held.forwards = self._backwards, self._forwards
+        if held.models:
+            self._wrapped = held.models[0][0]
+            held.elements = self._event_buffer.elements
+            for _, known, _ in held.models:
+                if (seen := self._seen.get(known.name)) is not None:
+                    held.counts[known.name] = seen.counts
+
+    def _held_by(self, optimizer: Any) -> Held:
+        held = self._held.get(optimizer)
+        if held is None or not held.is_current(optimizer):
+            held = self._held[optimizer] = Held(optimizer)
+        if held.models_made != self._training.models_made:
+            held.find_models(self._training.ddp_models(), self._training.models_made)
+        return held
+
+    def _since_step(self, held: Held, known: Model) -> tuple[int, int, int, int]:
+        """Return the counts of a model since the last step of an optimizer, see `Seen.counts`."""
+        now = self._seen[known.name].counts if known.name in self._seen else (0, 0, 0, 0)
+        before = held.counts.get(known.name, (0, 0, 0, 0))
+        return now[0] - before[0], now[1] - before[1], now[2] - before[2], now[3] - before[3]
+
+    # ---- no gradient at all
+
+    def _without_gradients(self, optimizer: Any, held: Held, step: int) -> None:
+        """Note an optimizer step without any gradient."""
+        names = self._namespace()
+        title = variable_of(optimizer, names)
+        if self._backwards == held.backwards:  # no backward since the last step
+            held.idle += 1
+            if held.idle >= _CONSECUTIVE and self._forwards > held.forwards:
+                self.note("no-gradient", step, optimizer=title, cause="no backward")
+            return
+        if self._has_zeroed(optimizer, held):
+            self.note("no-gradient", step, optimizer=title, cause="zero_grad")
+            return
+        for reference, known, _ in held.models:
+            model = reference()
+            synchronizing, in_no_sync, in_no_grad, _ = self._since_step(held, known)
+            cause = "no path" if synchronizing + in_no_sync else "no_grad" if in_no_grad else "no forward"
+            if model is not None:
+                self.note("loss-without-path", step, optimizer=title, model=model_name(model, names), cause=cause)
+                return
+        roots = [root for one in self._roots.values() if (root := one()) is not None]
+        if any(id(p) in held.ids for root in roots for p in root.parameters()):
+            model = next(root for root in roots if any(id(p) in held.ids for p in root.parameters()))
+            self.note("loss-without-path", step, optimizer=title, model=model_name(model, names), cause="no path")
+            return
+        self._look_for_other_models(held, step, title, roots)
+
+    def _look_for_other_models(self, held: Held, step: int, title: str, roots: list[Any]) -> None:
+        """Note an optimizer without parameters of a model that ran backward."""
+        names = self._namespace()
+        ran = [
+            model
+            for model, known in self._training.ddp_models()
+            if known.name in self._seen and self._seen[known.name].reduced
+        ]
+        ran = [one for one in [*ran, *roots] if any(p.grad is not None for p in one.parameters())]
+        if not ran:
+            self.note("no-gradient", step, optimizer=title, cause="")
+            return
+        shapes = {p.shape for root in roots for p in root.parameters() if hasattr(p, "placements")}
+        is_before = shapes.issuperset(p.shape for p in held.parameters) and not is_in_a_module(held.parameters)
+        models = [model_name(one, names) for one in ran[:3]]
+        self.note("optimizer-of-another-model", step, optimizer=title, models=models, is_before_sharding=is_before)
+
+    def _has_zeroed(self, optimizer: Any, held: Held) -> bool:
+        """Return whether gradients of the optimizer were reset after the last backward."""
+        for reference in self._zeroed:
+            owner = reference()
+            if owner is optimizer:
+                return True
+            if isinstance(owner, torch.nn.Module) and any(id(p) in held.ids for p in owner.parameters()):
+                return True
+        return False
+
+    # ---- gradients of DDP models
+
+    def _with_models(self, held: Held, step: int, lacking: set[int]) -> None:
+        """Note gradients of DDP models that were not averaged, and parameters that a backward did not use."""
+        is_apart = False
+        for reference, known, indices in held.models:
+            counts = self._since_step(held, known)
+            if counts[0] and not lacking.isdisjoint(indices):
+                if not (counts[3] and self._seen[known.name].complete):
+                    self._note_unused(reference(), step)
+            elif not (counts[3] or self._unknown or lacking.issuperset(indices)):
+                is_apart |= self._note_bypassed(held, step, reference(), indices, counts)
+        if not is_apart:
+            held.apart = None
+
+    def _note_bypassed(
+        self, held: Held, step: int, model: Any, indices: list[int], counts: tuple[int, int, int, int]
+    ) -> bool:
+        """Note a model whose gradients were not averaged in consecutive steps. Return whether they were not in this
+        one.
+
+        Args:
+            model: the DDP model; None if it was deleted.
+            indices: its parameters in the optimizer.
+            counts: see `Seen.counts`, since the last step of the optimizer.
+        """
+        synchronizing, in_no_sync, in_no_grad, _ = counts
+        if model is None or not has_several_ranks(model) or (synchronizing and model._comm_hooks):
+            return False  # a hook of the user may average in another way
+        gradients = [one for i in indices if (one := held.parameters[i].grad) is not None]
+        moved = self._event_buffer.elements - (held.elements if held.steps > 1 else self._elements)
+        if moved * _SMALL >= sum(one.numel() for one in gradients) or are_zero(gradients, 0)[0]:
+            return False
+        cause = "autograd" if synchronizing else "no_sync" if in_no_sync else "no_grad" if in_no_grad else "no forward"
+        if held.apart is None:
+            held.apart = step, model_name(model, self._namespace()), cause
+        elif held.apart[2] == cause:
+            self.note("ddp-bypassed", held.apart[0], model=held.apart[1], cause=cause)
+        return True
+
+    def _note_unused(self, model: Any, step: int) -> None:
+        """Note parameters without a gradient in a DDP model that has not averaged all its buckets."""
+        if model is None or not has_several_ranks(model):
+            return
+        if model.find_unused_parameters or getattr(model, "static_graph", False):
+            return
+        names = [name for name, p in parameters_of(model).items() if p.grad is None]
+        if names:
+            some = [*names[:6], f"{len(names) - 6} more"] if len(names) > 7 else names
+            self.note("unused-parameters", step, model=model_name(model, self._namespace()), names=some)
+
+    # ---- gradients that change nothing
+
+    def _look_for_zero(self, optimizer: Any, held: Held, step: int, gradients: list[torch.Tensor]) -> None:
+        first = gradients[0]
+        if first.is_meta or (first.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
+        is_zero, held.not_zero = are_zero(gradients, held.not_zero if held.not_zero < len(gradients) else 0)
+        if not is_zero:
+            held.zero.clear()
+            return
+        held.zero.append(step)
+        if len(held.zero) == _ZERO and self._backwards > held.backwards:
+            title = variable_of(optimizer, self._namespace())
+            self.note("nothing-changed", held.zero[0], optimizer=title, last=step)
+
+    def _note_never(self, held: Held) -> None:
+        """Note parameters that had no gradient in any step of the cell."""
+        if held.steps < 2 or not held.never or len(held.never) == len(held.parameters):
+            return
+        never = [p for i in sorted(held.never) if (p := held.parameters[i]).requires_grad]
+        models = [(model, indices) for one, _, indices in held.models if (model := one()) is not None]
+        expected = {i for model, indices in models if model.find_unused_parameters for i in indices}
+        if not never or not held.never.isdisjoint(expected) or "unused-parameters" in self._facts:
+            return
+        names = names_of(never, self._namespace(), [model for model, _ in models])
+        self.note("no-gradient", held.first_step, cause="never", names=names, steps=held.steps, count=len(never))

@@ -1,0 +1,63 @@
+"""Interface for another feature that follows training steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.stdlib import logging
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.record.training.buckets import Model
+
+_log = logging.getLogger(__name__)
+
+
+class StepObserver:
+    """Receives the parts of training steps, in the training threads, while something is recorded.
+
+    Subclasses override the methods that they need. `tell` calls them, so that an error does not end the user's step.
+    """
+
+    def inputs(self, model: Any, values: Sequence[Any]) -> None:
+        """Called with the inputs of a DDP model or of the root of an FSDP model, when its forward begins or ends."""
+
+    def ddp_forward(self, known: Model, *, synchronizes: bool, has_graph: bool) -> None:
+        """Called after the forward of a DDP model.
+
+        Args:
+            synchronizes: the next backward averages its gradients.
+            has_graph: gradients are enabled.
+        """
+
+    def fsdp_forward(self, root: Any) -> None:
+        """Called after the forward of an FSDP model with gradients."""
+
+    def backward(self, outputs: Any, synchronized: Collection[Model], *, has_unknown: bool) -> None:
+        """Called after a backward that succeeded.
+
+        Args:
+            outputs: the tensors whose gradients were computed.
+            synchronized: DDP models with at least one averaged bucket.
+            has_unknown: a reducer has averaged buckets, and their model is not known.
+        """
+
+    def stepped(self, optimizer: Any, step: int) -> None:
+        """Called after an optimizer step, with the number of steps in the cell."""
+
+    def loader_begins(self, loader: Any, iterator: Any) -> None:
+        """Called when a loader begins a pass over its data."""
+
+    def batch(self, iterator: Any, data: Any) -> None:
+        """Called with each batch of a loader."""
+
+    def loader_ended(self, iterator: Any) -> None:
+        """Called when a loader has no more batches."""
+
+
+def tell(observe: Any, *args: Any, **named: Any) -> None:
+    """Call a method of an observer, and log an error."""
+    try:
+        observe(*args, **named)
+    except Exception:  # the user's step must continue
+        _log.info("a step was not observed", exc_info=True)

@@ -1,0 +1,8 @@
+"""Findings: silent mistakes in the training steps of a cell. Ranks send facts (`rank/findings`).
+
+feature       declaration
+cell_findings the part of a session: lines under a cell, and findings for the report
+decide        compares the facts of all ranks
+sentences     the sentence of each finding
+silenced      names of findings that the code of a cell silences
+"""

@@ -1,0 +1,143 @@
+"""The sentence of each finding. Each has a cause and a fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ddp_notebook.records.words import list_ranks
+
+Details = Mapping[int, Mapping[str, Any]]  # by rank; the first rank's are used where all are equal
+
+
+def _one(details: Details) -> Mapping[str, Any]:
+    return next(iter(details.values()))
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _span(first: int, last: int) -> str:
+    return f"step {first}" if first == last else f"steps {first}-{last}"
+
+
+def _of_another_model(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    optimizer, models = one["optimizer"], _and(one["models"])
+    if one["is_before_sharding"]:
+        return f"step {step}", (
+            f"{optimizer} was made before fully_shard replaced the parameters of {models}, so its step changed "
+            f"nothing; make {optimizer} after fully_shard"
+        )
+    return f"step {step}", (
+        f"{optimizer} holds no parameter of {models}, which ran backward, and none of its own has a gradient; make "
+        f"{optimizer} from the parameters of the model that you train"
+    )
+
+
+_WITHOUT_PATH = {
+    "no path": "backward() gave no parameter of {model} a gradient, although its forward ran; compute the loss from "
+    "its output, without detach(), item() or no_grad() on the way",
+    "no_grad": "the forward of {model} ran under no_grad(), so {optimizer} has no gradients; run the forward of a "
+    "training step outside of no_grad()",
+    "no forward": "{optimizer} has no gradients, because the forward of {model} did not run; call {model} in each "
+    "step, or leave out the step of {optimizer}",
+}
+
+
+def _loss_without_path(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    return f"step {step}", _WITHOUT_PATH[one["cause"]].format(**one)
+
+
+_NOT_AVERAGED = {
+    "no forward": "its own forward did not run; call {model}(...), not a module inside it",
+    "no_sync": "each forward ran under no_sync(); leave no_sync() for the last forward and backward of each step",
+    "no_grad": "its own forward ran under no_grad(); call {model}(...) with gradients in each training step",
+    "autograd": "its forward ran, but backward() averaged no bucket of it; compute the gradients with loss.backward(), "
+    "not with torch.autograd.grad()",
+}
+
+
+def _bypassed(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    why = _NOT_AVERAGED[one["cause"]].format(**one)
+    return f"step {step}", f"gradients of {one['model']} were not averaged: {why}"
+
+
+_NO_GRADIENT = {
+    "zero_grad": "{optimizer} has no gradients, because zero_grad() ran between backward() and step(); call it before "
+    "backward() or after step()",
+    "no backward": "{optimizer} has no gradients: no backward() ran since its last step; call loss.backward() before "
+    "{optimizer}.step()",
+    "": "no parameter of {optimizer} has a gradient after backward(), so its step changed nothing; make it from the "
+    "parameters that the loss depends on",
+}
+
+
+def _no_gradient(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    if one["cause"] == "never":
+        names = _by_rank({rank: own["names"] for rank, own in details.items()})
+        return _span(step, step + one["steps"] - 1), (
+            f"no gradient for {names}; use them in the loss, or freeze them with requires_grad_(False)"
+        )
+    return f"step {step}", _NO_GRADIENT[one["cause"]].format(**one)
+
+
+def _by_rank(names: Mapping[int, Sequence[str]]) -> str:
+    """Return names, with their ranks if these differ.
+
+    Example:
+        >>> _by_rank({0: ["a.weight"], 1: ["b.weight"]}), _by_rank({0: ["a"], 1: ["a"]})
+        ('a.weight (rank 0) and b.weight (rank 1)', 'a')
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, own in names.items():
+        ranks.setdefault(_and(own), []).append(rank)
+    if len(ranks) == 1:
+        return next(iter(ranks))
+    return _and([f"{own} ({list_ranks(some)})" for own, some in ranks.items()])
+
+
+def _unused(step: int, details: Details) -> tuple[str, str]:
+    names = _by_rank({rank: own["names"] for rank, own in details.items()})
+    return f"step {step}", (
+        f"backward() used no gradient of {names} in {_one(details)['model']}, so DDP did not average all gradients; "
+        "use them in the loss, or pass find_unused_parameters=True to DDP"
+    )
+
+
+def _nothing_changed(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    return _span(step, one["last"]), (
+        f"all gradients of {one['optimizer']} are zero; check the loss, and what is multiplied with it"
+    )
+
+
+def _trains_apart(step: int, details: Details) -> tuple[str, str]:
+    return f"step {step}", (
+        f"no collective, send or receive averaged a gradient in this cell, although {_one(details)['model']} is in "
+        "DDP; call it, and then loss.backward(), in each step"
+    )
+
+
+def _same_epoch(step: int, details: Details) -> tuple[str, str]:
+    return f"step {step}", (
+        "another pass over the data has the order of the last one, because the epoch of its DistributedSampler is "
+        f"still {_one(details)['epoch']}; call sampler.set_epoch(epoch) before each pass"
+    )
+
+
+# In the order of importance. A function gets the first step and the details by rank, and returns steps and sentence.
+SENTENCES: dict[str, Callable[[int, Details], tuple[str, str]]] = {
+    "ddp-bypassed": _bypassed,
+    "optimizer-of-another-model": _of_another_model,
+    "loss-without-path": _loss_without_path,
+    "unused-parameters": _unused,
+    "no-gradient": _no_gradient,
+    "trains-apart": _trains_apart,
+    "nothing-changed": _nothing_changed,
+    "same-epoch": _same_epoch,
+}

@@ -1,0 +1,201 @@
+"""Findings about training steps: wrong programs get one line with cause and fix, right ones none."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ddp_notebook.launch.options import StartOptions
+from tests.findings.programs import MODEL
+
+SEED = random.SystemRandom().randrange(1000)
+
+
+@pytest.fixture
+def run(session, capsys):
+    """Run a program and return the lines of findings under its cell."""
+
+    def run(code: str, **options):
+        capsys.readouterr()
+        print("seed", SEED)
+        result = session.run(code, **options)
+        assert result.ok
+        err = capsys.readouterr().err
+        print(err)
+        return [line for line in err.splitlines() if "# ddp: ok" in line or "train apart" in line]
+
+    return run
+
+
+LOOP = """
+for step in range(6):
+    x = torch.randn(4, 8)
+    optimizer.zero_grad()
+    loss = {forward}.square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_right_program_has_no_finding(run):
+    assert run(MODEL + LOOP.format(forward="model(x)")) == []
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_bypass_by_the_module(run, session, logs):
+    first = random.Random(SEED).randrange(0, 4)
+    code = MODEL + LOOP.format(forward=f"(model if step < {first} else model.module)(x)")
+    if logs:
+        code += "    dist.all_reduce(loss.detach())\n"
+    assert run(code) == [
+        f"step {first + 1}: gradients of model were not averaged: its own forward did not run; call model(...), not a "
+        "module inside it (# ddp: ok ddp-bypassed)"
+    ]
+    assert "were not averaged" in str(session.recording.report())
+    assert run(code + "# ddp: ok ddp-bypassed") == []
+    assert "train apart" not in str(session.recording.report())
+
+
+def test_gradients_averaged_by_hand(run):
+    code = MODEL + LOOP.format(forward="model.module(x)")
+    averaged = code.replace(
+        "    optimizer.step", "    for p in net.parameters():\n        dist.all_reduce(p.grad)\n    optimizer.step"
+    )
+    assert run(averaged) == []
+
+
+def test_no_sync_around_each_step(run):
+    code = MODEL + "with model.no_sync():" + LOOP.format(forward="model(x)").replace("\n", "\n    ")
+    assert [line.partition(":")[0] for line in run(code)] == ["step 1"]
+    assert "no_sync" in run(code)[0]
+
+
+def test_accumulation_is_right(run):
+    code = """
+for step in range(5):
+    optimizer.zero_grad()
+    with model.no_sync():
+        for _ in range(3):
+            model(torch.randn(4, 8)).square().mean().backward()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+    assert run(MODEL + code) == []
+
+
+def test_forward_under_no_grad(run):
+    code = MODEL + LOOP.format(forward="model(x)").replace("    loss =", "    with torch.no_grad():\n        loss =")
+    code = code.replace("    loss.backward()", "    loss.requires_grad_().backward()")
+    found = run(code)
+    assert found == [
+        "step 1: the forward of model ran under no_grad(), so optimizer has no gradients; run the forward of a "
+        "training step outside of no_grad() (# ddp: ok loss-without-path)"
+    ]
+
+
+def test_loss_without_a_path(run):
+    code = MODEL + "w = torch.ones(1, requires_grad=True)\n" + LOOP.format(forward="(w * model(x).detach())")
+    found = run(code)
+    assert len(found) == 1 and found[0].startswith("step 1: backward() gave no parameter of model a gradient"), found
+
+
+def test_optimizer_of_another_model(run):
+    code = MODEL.replace("SGD(model", "SGD(torch.nn.Linear(2, 2)") + LOOP.format(forward="model(x)")
+    assert run(code) == [
+        "step 1: optimizer holds no parameter of model, which ran backward, and none of its own has a gradient; make "
+        "optimizer from the parameters of the model that you train (# ddp: ok optimizer-of-another-model)"
+    ]
+
+
+def test_optimizer_from_before_fully_shard(run):
+    code = MODEL.replace("model = DDP(net)", "model = net") + "from torch.distributed.fsdp import fully_shard\n"
+    found = run(code + "fully_shard(model)\n" + LOOP.format(forward="model(x)"))
+    assert found == [
+        "step 1: optimizer was made before fully_shard replaced the parameters of model, so its step changed nothing; "
+        "make optimizer after fully_shard (# ddp: ok optimizer-of-another-model)"
+    ], found
+
+
+def test_zero_grad_after_backward(run):
+    code = LOOP.format(forward="model(x)").replace("    optimizer.zero_grad()\n", "")
+    found = run(MODEL + code.replace("    optimizer.step", "    optimizer.zero_grad()\n    optimizer.step"))
+    assert len(found) == 1 and "zero_grad() ran between backward() and step()" in found[0]
+
+
+def test_backward_is_missing(run):
+    found = run(MODEL + LOOP.format(forward="model(x)").replace("    loss.backward()\n", ""))
+    assert len(found) == 1 and "no backward() ran" in found[0], found
+
+
+def test_unused_parameters_by_rank(run):
+    code = """
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = torch.nn.Linear(8, 1), torch.nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.left(x) if rank == 0 else self.right(x)
+
+model = DDP(Two())
+optimizer = torch.optim.SGD(model.parameters(), 0.05)
+model(torch.randn(4, 8)).sum().backward()
+optimizer.step()
+"""
+    found = run(MODEL + code)
+    assert found == [
+        "step 1: backward() used no gradient of right.weight and right.bias (rank 0) and left.weight and left.bias "
+        "(rank 1) in model, so DDP did not average all gradients; use them in the loss, or pass "
+        "find_unused_parameters=True to DDP (# ddp: ok unused-parameters)"
+    ]
+    assert run(MODEL + code.replace("DDP(Two())", "DDP(Two(), find_unused_parameters=True)")) == []
+
+
+def test_parameters_that_never_have_a_gradient(run):
+    code = MODEL.replace(
+        "model = DDP(net)",
+        "model = net\nmodel.unused = torch.nn.Linear(2, 2)\nmodel.forward = lambda x: model[2](model[1](model[0](x)))",
+    )
+    loop = LOOP.format(forward="model(x)").replace(
+        "    optimizer.step",
+        "    for p in [*model[0].parameters(), *model[2].parameters()]: dist.all_reduce(p.grad)\n    optimizer.step",
+    )
+    assert run(code + loop) == [
+        "steps 1-6: no gradient for unused.weight and unused.bias; use them in the loss, or freeze them with "
+        "requires_grad_(False) (# ddp: ok no-gradient)"
+    ]
+    assert run(code + "model.unused.requires_grad_(False)" + loop) == []
+
+
+def test_gradients_that_are_zero(run):
+    found = run(MODEL + LOOP.format(forward="0 * model(x)"))
+    assert found == [
+        "steps 1-3: all gradients of optimizer are zero; check the loss, and what is multiplied with it "
+        "(# ddp: ok nothing-changed)"
+    ]
+
+
+EPOCHS = """
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+sampler = DistributedSampler(TensorDataset(torch.randn(32, 8)), num_replicas=2, rank=rank, shuffle=True)
+loader = DataLoader(sampler.dataset, batch_size=4, sampler=sampler)
+for epoch in range(3):
+    for x, in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+
+
+def test_same_epoch_again(run):
+    found = run(MODEL + EPOCHS)
+    assert len(found) == 1 and found[0].startswith("step 5: another pass over the data has the order of the last one")
+    assert run(MODEL + EPOCHS.replace("    for x", "    sampler.set_epoch(epoch)\n    for x")) == []
+
+
+def test_quiet_findings(session, capsys, monkeypatch):
+    monkeypatch.setattr(session._parts, "options", StartOptions(world_size=2, quiet_findings=True))
+    session.run(MODEL + LOOP.format(forward="model.module(x)"))
+    assert "averaged" not in capsys.readouterr().err
+    assert "Step 1: gradients of model were not averaged" in str(session.recording.report())
