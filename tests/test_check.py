@@ -847,6 +847,15 @@ def test_findings_are_listed_by_importance_with_old_models_last():
     assert any(line.startswith("  ... and of m") for line in lines)
 
 
+def test_an_input_that_requires_gradients_is_no_parameter():
+    def space(rank: int, stepped: Mapping[str, int]) -> dict[str, Any]:
+        return facts_of({}, stepped, x=torch.full((2,), float(rank), requires_grad=True), net=net_of(1.0))
+
+    assert not compare({rank: space(rank, {}) for rank in range(2)}).agrees
+    assert compare({rank: space(rank, {"net": 3}) for rank in range(2)}).agrees
+    assert not compare({rank: space(rank, {"net": 3, "x": 2}) for rank in range(2)}).agrees
+
+
 def test_a_check_of_names_has_no_finding_of_other_variables():
     answers = {rank: {**facts_of({_OLD: ["o7", "m7"]}), "x": {"kind": "variable", "value": "1"}} for rank in range(2)}
     assert compare(answers, ["x"]).mistakes == ()

@@ -43,7 +43,7 @@ class LastSteps:
                 self._cells[id(parameter)] = weakref.ref(parameter), cell
 
     def by_variable(self, namespace: Mapping[str, Any]) -> dict[str, int]:
-        """Return the cell of the last step, by name of a model, optimizer or scheduler. Others have no entry."""
+        """Return the cell of the last step, by name of a model, optimizer, scheduler or tensor. Others have no entry."""
         found = {}
         for name, value in namespace.items():
             if last := max(map(self._cell_of, _held(value)), default=0):
@@ -60,11 +60,11 @@ def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
 
 
 def _held(value: Any) -> Iterable[torch.Tensor]:
-    """Return the parameters of a variable: of a model, an optimizer, or a scheduler's optimizer."""
+    """Return the parameters of a variable: of a model, an optimizer, a scheduler's optimizer, or the tensor itself."""
     if issubclass(type(value), torch.optim.lr_scheduler.LRScheduler):
         value = getattr(value, "optimizer", None)
     if issubclass(type(value), torch.nn.Module):
         return torch.nn.Module.parameters(value)
     if issubclass(type(value), Optimizer):
         return _parameters(value)
-    return (value,) if type(value) is torch.nn.Parameter else ()
+    return (value,) if issubclass(type(value), torch.Tensor) else ()

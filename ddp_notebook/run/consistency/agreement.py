@@ -13,7 +13,13 @@ from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.consistency.differences import Difference, absence_of, difference_of, measured
 from ddp_notebook.run.consistency.disagreements import between, read_by_all, unread
-from ddp_notebook.run.consistency.importance import by_importance, earlier_variables, last_steps, split_mistakes
+from ddp_notebook.run.consistency.importance import (
+    by_importance,
+    earlier_variables,
+    is_input,
+    last_steps,
+    split_mistakes,
+)
 from ddp_notebook.run.consistency.sentences import is_compared, list_names, may_differ, notes_on, summarize, variable_of
 from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.rank_requests import Questions
@@ -179,7 +185,7 @@ def compare(
     comparison.compare_all()
     same, real = comparison.same, comparison.real_differences
     if not names:
-        real = tuple(by_importance(real, steps, earlier))
+        real = tuple(one for one in by_importance(real, steps, earlier) if not is_input(one, steps))
     notes = [*notes_on(same), *may_differ(comparison.by_design)]
     if comparison.has_only_process_state:
         notes.append("no modules, optimizers or data were found")

@@ -33,6 +33,14 @@ def earlier_variables(steps: Mapping[str, int]) -> frozenset[str]:
     return frozenset(name for name, cell in steps.items() if cell < last)
 
 
+def is_input(one: Difference, steps: Mapping[str, int]) -> bool:
+    """Return whether a difference is of a tensor that requires gradients, while optimizers change other variables.
+
+    Such a tensor is the input of a pipeline stage, for example.
+    """
+    return bool(steps) and one.kind == "parameter" and one.entry == variable_of(one.entry) and one.entry not in steps
+
+
 def by_importance(
     differences: Sequence[Difference], steps: Mapping[str, int], earlier: Collection[str]
 ) -> list[Difference]:
