@@ -33,7 +33,7 @@ def train(clip_first, scale=8.0):
         optimizer.zero_grad()
         scaler.scale(model(x).sum()).backward()
         if not clip_first: scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(list(model.parameters()), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer); scaler.update()
 """
 _FIRST = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1); "
@@ -180,7 +180,7 @@ def test_a_model_beside_the_scaled_one_is_clipped_rightly(ranks):
     code = f"""model = make(4, 4); {_FIRST}other = make(4, 4); other(x).sum().backward()
 scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
 scaler.scale(model(x).sum()).backward()
-torch.nn.utils.clip_grad_norm_(list(other.parameters()), 1.0)
+torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
 scaler.step(optimizer); scaler.update()"""
     assert mistakes(ranks, code) == ()
 

@@ -1,9 +1,9 @@
 """Programs about training, in three tables: wrong ones, right ones, and deliberate ones that look wrong.
 
-program     a program of a table, with a random place for its fault
-wrong       wrong programs: the session names the cause
-right       right programs: the session reports nothing
-deliberate  programs that do something unusual on purpose: the session may report it, and does not call it wrong
-test_tables runs samples, and whole tables as long tests
-runner      runs a table in a session, and counts what the session has reported
+The session names the cause of the programs in `wrong.md`, and reports nothing about those in `right.md`. It may report
+those in `deliberate.md`, and does not call them wrong.
+
+program      a program of a table, with a random place for its fault
+runner       runs a table in a session, and counts what the session has reported
+test_tables  runs a sample of each table, and whole tables as long tests
 """

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 # Advice that was once given from the symptom alone. A program that deserves it names it in its cause.
-FALSE_ADVICE = (r"\bJoin\b", r"wrap the model in")
+FALSE_ADVICE = ("Join", "wrap the model")
 
 # Names that each program finds. `batch` returns other data on each rank and in each step.
 PRELUDE = """
@@ -59,7 +61,7 @@ class Program:
     wrong: tuple[str, ...] = ()
     draws: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     world_size: int = 2
-    timeout_s: float = 15.0
+    timeout_s: float = 10.0
 
     def drawn(self, seed: int) -> Program:
         """Return the program with a random place for its fault. The seed and the name determine the place."""
@@ -75,22 +77,22 @@ class Program:
         return replace(self, code=put(self.code), cause=tuple(map(put, self.cause)), wrong=tuple(map(put, self.wrong)))
 
 
-def loop(make: str, step: str, steps: int = 5) -> str:
-    """Return a cell that makes a model and trains it.
-
-    Args:
-        make: lines before the loop.
-        step: lines of a step.
-        steps: number of steps.
-    """
-    body = "\n".join(f"    {line}" for line in step.strip("\n").split("\n"))
-    return f"{make.strip()}\nfor step in range({steps}):\n    x, y = batch(step)\n{body}\n"
-
-
-MAKE = "model = DDP(net()); optimizer = sgd(model)"
-STEP = """
-optimizer.zero_grad()
-loss = F.mse_loss(model(x), y)
-loss.backward()
-optimizer.step()
-"""
+def read(table: str) -> list[Program]:
+    """Read a table. Its sections are programs: lines of facts, and a code block."""
+    text = (Path(__file__).parent / f"{table}.md").read_text()
+    programs = []
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        name, _, rest = section.partition("\n")
+        facts, _, code = rest.partition("```python\n")
+        lines = re.findall(r"^- ([$\w ]+): (.*)$", facts, flags=re.MULTILINE)
+        programs.append(
+            Program(
+                name=name.strip(),
+                source="".join(value.strip("<>") for key, value in lines if key == "based on"),
+                code=code.partition("\n```")[0],
+                cause=tuple(value[1:-1] for key, value in lines if key == "cause"),
+                wrong=tuple(value[1:-1] for key, value in lines if key == "false"),
+                draws={key[1:]: tuple(re.findall("`([^`]*)`", value)) for key, value in lines if key[0] == "$"},
+            )
+        )
+    return programs

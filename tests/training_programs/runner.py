@@ -1,6 +1,6 @@
 """Run a table of programs in a session, collect everything that the session reports, and count the results.
 
-`python -m tests.training_programs.runner` runs the three tables and writes docs/measurements/training_programs.md.
+`python -m tests.training_programs.runner` runs the three tables and writes docs/measurements/training_tables.md.
 Options: `--seed N` for other places of the faults, `--only TEXT` for programs whose names contain the text, `--table
 NAME`, and `--show` to print the report of each program.
 """
@@ -19,19 +19,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.training_programs.deliberate import DELIBERATE
-from tests.training_programs.program import FALSE_ADVICE, PRELUDE, Program
-from tests.training_programs.right import RIGHT
-from tests.training_programs.wrong import WRONG
+from tests.training_programs.program import FALSE_ADVICE, PRELUDE, Program, read
 
-PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "training_programs.md"
-TABLES = {"wrong": WRONG, "right": RIGHT, "deliberate": DELIBERATE}
+PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "training_tables.md"
+TABLES = {table: read(table) for table in ("wrong", "right", "deliberate")}
 NAMED, NOTICED, MISSED, MISLED, SILENT = "named", "noticed only", "missed", "wrong cause", "silent"
 _FORGET = """
 for _name in [name for name in globals() if name not in _kept_names]: del globals()[_name]
 gc.collect()
-dist.all_reduce(torch.ones(1))
+dist.all_reduce(torch.ones(1)); torch.manual_seed(0)
 """
+_HEAD = """# Programs about training
+
+Small programs run as cells, and everything that the session reports is collected: text under the cell, errors, hang
+cards, findings of `%ddp_report` and of `%ddp_check`. `python -m tests.training_programs.runner` writes this page (seed
+{seed}). The programs are in `tests/training_programs`.
+
+| table | programs | named | noticed only | missed | wrong cause | silent |
+|---|---|---|---|---|---|---|"""
+_LEGEND = """
+- *Wrong* programs have a fault at a random rank, step, parameter or operation. *Named*: the right cause was reported.
+  *Noticed only*: something else was reported, such as the error of torch.
+- *Right* programs must be *silent*.
+- *Deliberate* programs do something unusual on purpose. They may be noticed. *Wrong cause*: they were called wrong."""
 # Notes of the report about times, or about the choice of the cell
 _OF_TIMES = re.compile(r"Bubble of|cell \d+ ran later")
 _OUTPUT = re.compile(r"^\[[\d, -]+\] ")  # a line that a rank has printed
@@ -57,14 +67,13 @@ class Result:
     @property
     def verdict(self) -> str:
         """Return the verdict on a wrong program."""
-        text = self.text
-        if any(_found(cause, text) for cause in self.program.cause):
-            is_false = [one for one in self.program.wrong if re.search(one, text)]
-        else:
-            is_false = [one for one in (*self.program.wrong, *FALSE_ADVICE) if re.search(one, text)]
-            if not is_false:
-                return NOTICED if text.strip() else MISSED
-        return MISLED if is_false else NAMED
+        text, program = self.text, self.program
+        advice = [one for one in FALSE_ADVICE if not any(one in cause for cause in program.cause)]
+        if any(_found(one, text) for one in (*program.wrong, *advice)):
+            return MISLED
+        if any(_found(cause, text) for cause in program.cause):
+            return NAMED
+        return NOTICED if text.strip() else MISSED
 
 
 def _found(pattern: str, text: str) -> bool:
@@ -136,7 +145,7 @@ class Runner:
                     pass
             self.stop()
             self._session = api.start(world_size, grace_s=3.0, hang_after_s=3.0)
-            self._session.run(PRELUDE + "\n_kept_names = {*globals(), '_kept_names'}", quiet=True)
+            self._session.run(PRELUDE + "\ntorch.manual_seed(0)\n_kept_names = {*globals(), '_kept_names'}", quiet=True)
         return self._session
 
 
@@ -194,27 +203,12 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 def page(verdicts: dict[str, dict[str, str]], seed: int) -> str:
     """Return the page with the counts, and the list of programs with another result than wanted."""
-    lines = [
-        "# Programs about training",
-        "",
-        "Small programs run as cells, and everything that the session reports is collected: text under the cell, errors,",
-        "hang cards, findings of `%ddp_report` and `%ddp_check`. `python -m tests.training_programs.runner` writes this",
-        f"page (seed {seed}).",
-        "",
-        "| table | programs | named | noticed only | missed | wrong cause | silent |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = [_HEAD.format(seed=seed)]
     for table, of_table in verdicts.items():
         found = list(of_table.values())
         counts = [found.count(one) for one in (NAMED, NOTICED, MISSED, MISLED, SILENT)]
         lines.append(f"| {table} | {len(found)} | " + " | ".join(map(str, counts)) + " |")
-    lines += [
-        "",
-        "- *Wrong* programs have a fault at a random rank, step, parameter or operation. *Named*: the right cause was",
-        "  reported. *Noticed only*: something else was reported, such as the error of torch.",
-        "- *Right* programs must be *silent*.",
-        "- *Deliberate* programs do something unusual on purpose. They may be noticed. *Wrong cause*: they were called wrong.",
-    ]
+    lines.append(_LEGEND)
     wanted = {"wrong": {NAMED}, "right": {SILENT}, "deliberate": {SILENT, NOTICED}}
     for table, of_table in verdicts.items():
         others = {name: found for name, found in of_table.items() if found not in wanted[table]}

@@ -41,7 +41,7 @@ _LEAST_NAMED = 0.9  # share of the wrong programs
 
 
 @pytest.fixture(scope="module")
-def runner(waiting_host_server) -> Iterator[Runner]:
+def ranks(waiting_host_server) -> Iterator[Runner]:
     waiting_host_server()
     with Runner() as running:
         running.ready(2)
@@ -60,26 +60,26 @@ def check(table: str, result: Result, seed: int) -> None:
 
 
 @pytest.mark.parametrize(("table", "name"), [(table, name) for table, names in SAMPLE.items() for name in names])
-def test_a_sample_of_the_programs(runner, table, name):
+def test_a_sample_of_the_programs(ranks, table, name):
     seed = random.randrange(10_000)
-    check(table, runner.run(program_of(table, name).drawn(seed)), seed)
+    check(table, ranks.run(program_of(table, name).drawn(seed)), seed)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("table", ["right", "deliberate"])
-def test_no_false_alarm(runner, table):
+def test_no_false_alarm(ranks, table):
     seed = random.randrange(10_000)
-    found = {program.name: runner.run(program.drawn(seed)) for program in TABLES[table]}
+    found = {program.name: ranks.run(program.drawn(seed)) for program in TABLES[table]}
     alarms = {name: one.text for name, one in found.items() if verdict(table, one) == MISLED}
     assert not alarms, f"seed {seed}"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_most_wrong_programs_are_named(runner):
+def test_most_wrong_programs_are_named(ranks):
     seed = random.randrange(10_000)
-    found = {program.name: runner.run(program.drawn(seed)) for program in TABLES["wrong"]}
+    found = {program.name: ranks.run(program.drawn(seed)) for program in TABLES["wrong"]}
     verdicts = {name: one.verdict for name, one in found.items()}
     print(f"seed {seed}: {verdicts}")
     assert {name: found[name].text for name in found if verdicts[name] == MISLED} == {}, f"seed {seed}"

@@ -43,7 +43,7 @@ class LastSteps:
                 self._cells[id(parameter)] = weakref.ref(parameter), cell
 
     def by_variable(self, namespace: Mapping[str, Any]) -> dict[str, int]:
-        """Return the cell of the last step, by name of a model, optimizer, scheduler or tensor. Others have no entry."""
+        """Return the cell of the last step by variable: a model, an optimizer, a scheduler or a tensor."""
         found = {}
         for name, value in namespace.items():
             if last := max(map(self._cell_of, _held(value)), default=0):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import GeneratorType
 from typing import Any, cast
 
 import torch
@@ -94,9 +95,13 @@ class Scaling:
 
     def _clip(self, name: str, parameters: Any = (), *_: Any, **__: Any) -> None:
         self._forget_last_cell()
-        if self._scaled and not isinstance(parameters, Iterator):  # an iterator must not be consumed
+        if not self._scaled:
+            return
+        if isinstance(parameters, Iterator):  # an iterator must not be consumed
+            ones = _of_generator(parameters)
+        else:
             ones = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-            self._clipped.setdefault(name, set()).update(map(id, ones))
+        self._clipped.setdefault(name, set()).update(map(id, ones))
 
     def _step(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
         self._forget_last_cell()
@@ -159,6 +164,15 @@ class Scaling:
         if self._unscaled:
             self._unscaled = []
             self._listen(None)
+
+
+def _of_generator(parameters: Iterator[Any]) -> Iterable[Any]:
+    """Return the parameters that `model.parameters()` will yield, without a step of it; empty for others."""
+    code = torch.nn.Module.parameters.__code__
+    if isinstance(parameters, GeneratorType) and parameters.gi_code is code and (frame := parameters.gi_frame):
+        its = frame.f_locals  # the arguments of the call
+        return torch.nn.Module.parameters(its["self"], its["recurse"])
+    return ()
 
 
 def _local(gradient: torch.Tensor) -> torch.Tensor:
