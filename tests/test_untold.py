@@ -54,7 +54,7 @@ _PEER_DIES = """if True:
         pass  # until some of it has come
     process.kill()
     process.join()
-    waits, until = stuck_waits.Untold(), time.monotonic() + 5
+    waits, until = stuck_waits.StuckWaits(), time.monotonic() + 5
     told = 0
     while thread.is_alive() and time.monotonic() < until:
         sockets.cut_groups(own)
