@@ -338,6 +338,12 @@ class Vitals(Message, shown=True):
     shortages: list[str] = field(default_factory=list)  # a sentence for each exhausted resource, if requested
     client_call_s: float = 0.0  # seconds for which a call of `session.client` has blocked the main thread; 0.0: none
     unread: str = ""  # error that prevented reading the fields from `where` to `child`
+    phase: str = ""  # phase of the main thread in code of this package, one of `records.phases`
+    background: str = ""  # user code that may start operations although no cell runs: "thread 'worker' at cell line 2"
+    may_serve: bool = False  # other ranks may call functions of this rank by RPC
+    store: dict[str, Any] = field(default_factory=dict)  # wait of the main thread at a store, see `StoreWait`
+    last_cell: int = 0  # the running cell, or else the last one
+    training: dict[str, Any] = field(default_factory=dict)  # counts of its training loops, see `LoopCounts`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

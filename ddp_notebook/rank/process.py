@@ -37,7 +37,8 @@ from ddp_notebook.messages.ranks import (
 )
 from ddp_notebook.rank import gpu, own_signals, pymp, reserve, shortage, threads
 from ddp_notebook.rank.agent import RankAgent
-from ddp_notebook.rank.cell import commands, isolation, kernel_api, script_functions, signal_handlers
+from ddp_notebook.rank.cell import commands, isolation, kernel_api, phases, script_functions, signal_handlers
+from ddp_notebook.rank.cell.background_code import BackgroundCode
 from ddp_notebook.rank.cell.children import StoppedChildren
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, with_type
 from ddp_notebook.rank.cell.inbox import Inbox
@@ -76,6 +77,7 @@ class Rank:
         self._calling = threading.Lock()
         self._forming = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._background: BackgroundCode | None = None  # from `adopt` on
         self._to_do: queue.SimpleQueue[Message] = queue.SimpleQueue()  # messages before the loop runs
         self.agent = RankAgent(
             spec.address, spec.process, on_message=self._on_message, vitals=self._vitals, on_asked=self._on_asked
@@ -155,6 +157,8 @@ class Rank:
         )
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(_report)
+        recorder = self._network.recorder
+        self._background = BackgroundCode(self._network.where, lambda: set(recorder.waiting))
         self._loop.time = time.monotonic  # type: ignore[method-assign]  # a cell may replace the one in `time`
         self._name_place()
         self._in_main = self._handlers(runner)
@@ -169,7 +173,8 @@ class Rank:
         """Return the main thread's handlers for the time when cells can run."""
 
         def in_turn(answer: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any], object]:
-            return lambda message: kernel_api.run_in_turn(RankEngine.instance().kernel, answer, message)
+            answer_in_phase = partial(phases.answer_request, answer)
+            return lambda message: kernel_api.run_in_turn(RankEngine.instance().kernel, answer_in_phase, message)
 
         return {
             RunCell: runner.submit,
@@ -248,11 +253,18 @@ class Rank:
             "running_s": time.monotonic() - since,
             "shortages": shortage.now() if with_shortages else [],
             "client_call_s": 0.0 if self.runner is None else self.runner.client_call_s,
+            "phase": phases.current(),
         }
         try:
-            return fields | reserve.use(self._program_state)
+            return fields | reserve.use(self._program_state) | {"background": "" if cell else self._in_background()}
         except Exception as error:  # for example, a cell has replaced a function that a library calls
             return fields | {"unread": with_type(error)}
+
+    def _in_background(self) -> str:
+        """Describe user code that may start operations although no cell runs; "" if there is none."""
+        if self.runner is None or self._background is None:
+            return ""
+        return "a call of session.client" if self.runner.is_for_client else self._background.words()
 
     def _program_state(self) -> dict[str, Any]:
         """Return the fields of `Vitals` that describe the user's program."""

@@ -6,6 +6,7 @@
     operation    description of a collective, send or receive
     meaning      purpose of the collectives of FSDP, DTensor and DDP
     words        sets of ranks and places in programs as text
+    phases       phases in which a rank runs code of this package only
     names        names chosen by users, as messages show them
     shortages    sentences about exhausted resources of a process
     units        numbers with units as text

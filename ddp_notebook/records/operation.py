@@ -50,6 +50,9 @@ class Operation:
     meaning: str = ""  # contents of the message: "activations of microbatch 3 for stage 2"
     origin: str = ""  # torch library that called it, one of `schema.ORIGINS`; "" if none or unknown
     since_s: float = 0.0  # seconds since the start of the call
+    key: str = ""  # name of the group in torch, the same on all ranks
+    limit_s: float | None = None  # seconds after which the operation raises by itself; None if unknown
+    pair_number: int = 0  # messages of this kind with this peer and tag, including this one; 0 if unknown
 
     @property
     def is_point_to_point(self) -> bool:

@@ -5,6 +5,8 @@ runner            runs one cell, with everything that ipykernel does around it
 interpreter       restores the state of the Python interpreter after a cell
 isolation         operations that a cell must not perform, and objects that it must not leave
 signal_handlers   signals of the session, and SIGINT and SIGTERM from other processes
+phases            phases in which the main thread runs code of this package only
+background_code   user code that runs outside of cells, and may start operations
 current_line      current position of the main thread in the user's code
 streams           text on the pipes behind fd 1 and 2, and the marks in it
 tracebacks        which traceback ends the cell, and the maximum length of tracebacks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import pdb
 import sys
 import warnings
@@ -17,8 +18,10 @@ import torch.distributed as dist
 from ddp_notebook.rank.cell.current_line import OURS
 from ddp_notebook.rank.cell.exceptions import chain
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import contextlib, functools, gc, os, traceback
+from ddp_notebook.stdlib import contextlib, functools, os, traceback, weakref
 
+_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_formatted: weakref.WeakSet[Any] = weakref.WeakSet()  # IPython's objects for frames of tracebacks
 _of_cells: list[tuple[Callable[..., Any], Callable[[], Any]]] = []  # (function, call) of each handler
 _unregister: Callable[[Any], None] = atexit.unregister
 
@@ -93,6 +96,7 @@ EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
 
 def install(shell: Any) -> None:
     """Make `exit()`, `quit()`, `breakpoint()` and debuggers raise an error with a remedy."""
+    _note_formatted_frames()
     shell.ask_exit = _refuse_exit
     sys.breakpointhook = pdb.set_trace = _refuse_breakpoint
     dist.breakpoint = _refuse_distributed_breakpoint  # the version of torch increases the timeouts of all groups
@@ -238,13 +242,12 @@ def forget_failure(shell: Any, failure: BaseException) -> None:
 
     The exceptions, `sys.last_*` and IPython's formatters refer to the frames, and so do formatter objects in reference
     cycles. These objects are cleared first. Otherwise the garbage collector may free a DataLoader after its queues are
-    closed, and the DataLoader would wait 5 s for each worker.
+    closed, and the DataLoader would wait 5 s for each worker. The caller collects garbage later.
     """
-    if (stack_data := sys.modules.get("stack_data")) is not None:  # IPython 7 does not use it
-        for one in gc.get_objects():
-            if type(one) is stack_data.FrameInfo:
-                vars(one).clear()
+    for formatted in list(_formatted):
+        vars(formatted).clear()
     for error in chain(failure):
+        _clear_frames(error.__traceback__)
         BaseException.with_traceback(error, None)
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         with contextlib.suppress(AttributeError):
@@ -252,7 +255,29 @@ def forget_failure(shell: Any, failure: BaseException) -> None:
     for formatter in (shell.InteractiveTB, shell.SyntaxTB):
         if hasattr(formatter, "tb"):
             formatter.tb = None
-    gc.collect()  # frames and exceptions refer to each other
+
+
+def _clear_frames(at: TracebackType | None) -> None:
+    """Drop the variables of the functions in a traceback. A generator may go on, so its frame is not changed."""
+    while at is not None:
+        if not at.tb_frame.f_code.co_flags & _SUSPENDABLE:
+            with contextlib.suppress(RuntimeError):  # the frame is executing: it belongs to this package
+                at.tb_frame.clear()
+        at = at.tb_next
+
+
+def _note_formatted_frames() -> None:
+    """Keep track of IPython's objects for formatted frames. A search through all objects would take seconds."""
+    if (stack_data := sys.modules.get("stack_data")) is None:  # IPython 7 does not use it
+        return
+    original = stack_data.FrameInfo.__init__
+
+    @functools.wraps(original)
+    def __init__(formatted: Any, *args: Any, **named: Any) -> None:
+        _formatted.add(formatted)
+        original(formatted, *args, **named)
+
+    stack_data.FrameInfo.__init__ = __init__
 
 
 def forget_tensors(shell: Any, execution_count: int) -> None:

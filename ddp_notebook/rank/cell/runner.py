@@ -13,7 +13,7 @@ from torch.distributed import is_initialized
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import CellDone, Comm, Display, InputReply, Interrupt, RunCell, Taken
 from ddp_notebook.rank import pymp, reserve, shortage
-from ddp_notebook.rank.cell import isolation, kernel_api, transforms
+from ddp_notebook.rank.cell import isolation, kernel_api, phases, transforms
 from ddp_notebook.rank.cell.current_line import OURS
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, known_words, notes_of, words
 from ddp_notebook.rank.cell.interpreter import Interpreter, put_names_back, write_to_stderr
@@ -31,12 +31,13 @@ from ddp_notebook.rank.variables.copying import CellText
 from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.records.words import IPYTHON_NAMES
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import asyncio, os, threading, time, traceback
+from ddp_notebook.stdlib import asyncio, gc, os, threading, time, traceback
 
 _PARENT = "ddp-cell-"
 _ASKED_BY = "ddp_asked_by"  # key in a parent header: browser message that a widget message answers
 _WELL = {"status": "ok"}
 _PATIENCE_S = 3.0  # maximum time to wait for memory, including the reserve
+_COLLECT_AFTER_S = 0.1  # from the end of a failed cell: its result is sent first
 # IPython cannot run cells without one of these.
 _PARTS_OF_SHELL = (
     "compile",
@@ -121,6 +122,7 @@ class Runner:
         self._interpreter = Interpreter()
         names = self._shell.user_ns
         self._needed = {name: names[name] for name in IPYTHON_NAMES if name in names}
+        self._collects = False  # a failed cell may have left objects in reference cycles
         self._parts_of_shell = {name: part for name in _PARTS_OF_SHELL if (part := getattr(self._shell, name, None))}
 
     def keep_reader(self, fd: int, callback: Callable[[], object]) -> None:
@@ -172,6 +174,11 @@ class Runner:
         self._handlers.put_back()
 
     @property
+    def is_for_client(self) -> bool:
+        """Return whether a call of `session.client` is running, such as a `%%px` cell. Thread-safe."""
+        return self._is_for_client
+
+    @property
     def client_call_s(self) -> float:
         """Return for how many seconds a call of `session.client` has occupied the main thread. Thread-safe.
 
@@ -207,7 +214,9 @@ class Runner:
         self.running = (cell.cell, time.monotonic())
         self._interrupted = False  # before the next line: a later interrupt belongs to this cell and must not be lost
         try:
-            reserve.use_patiently(lambda: self._begin(cell.cell), time.monotonic() + _PATIENCE_S)
+            phases.start_cell(
+                lambda: reserve.use_patiently(lambda: self._begin(cell.cell), time.monotonic() + _PATIENCE_S)
+            )
         except MemoryError:
             reserve.use_patiently(lambda: self.lose(cell.cell))
             return
@@ -225,16 +234,32 @@ class Runner:
             print(*done.traceback, "this process can no longer use its GPU, and ends", sep="\n", file=sys.stderr)
             self._streams.flush()
             os._exit(1)  # the notebook treats this as a dead rank with this message, and replaces it
-        reserve.use_patiently(self._outgoing.flush)
+        phases.send_output(lambda: reserve.use_patiently(self._outgoing.flush))
         self.running = None  # before the notebook receives the end, because it may then request the state
+        phases.send_output(lambda: self._send_end(cell.cell, done))
+        if self._collects:
+            asyncio.get_running_loop().call_later(_COLLECT_AFTER_S, self._collect)
+
+    def _send_end(self, cell: int, done: CellDone | float) -> None:
+        """Send the end of a cell: its result, or its duration if it succeeded."""
         if isinstance(done, CellDone):
-            reserve.use_patiently(lambda: self._streams.end(cell.cell))
+            reserve.use_patiently(lambda: self._streams.end(cell))
             reserve.use_patiently(lambda: self._send(done))
         else:
-            reserve.use_patiently(lambda: self._streams.end(cell.cell, done))
+            reserve.use_patiently(lambda: self._streams.end(cell, done))
+
+    def _collect(self) -> None:
+        """Collect garbage after a failed cell, because its frames and exceptions refer to each other.
+
+        Not before the end of the cell: with large libraries this takes seconds, and no other thread runs.
+        """
+        if self._collects:
+            self._collects = False
+            phases.clean_up(gc.collect)
 
     def _begin(self, cell: int) -> None:
         """Prepare this process for a cell. May be called again after a MemoryError."""
+        self._collect()
         self._network.begin_cell(cell)
         pymp.restore()
         self._streams.begin()
@@ -259,24 +284,13 @@ class Runner:
         """Run a cell. Return its result, or only its duration if it succeeded and there is nothing else to report."""
         started = time.perf_counter()
         had_group = is_initialized()  # takes 0.1 us
-        shell = self._shell
         self._tracebacks.begin()
         self._uneventful = True
         self._file = cell.file
         result: ExecutionResult | None = None
         failure: BaseException | None = None
         try:
-            self._parents.set(kernel_api.request(f"{_PARENT}{cell.cell}"))
-            if shell.execution_count != cell.execution_count:  # setting a trait is slower than reading it
-                shell.execution_count = cell.execution_count
-            for begins in self._hooks.cell_begins:
-                begins(cell)
-            if self._stopped == cell.cell:
-                raise KeyboardInterrupt
-            code = cell.code
-            for change in self._hooks.cell_code:
-                code = change(code)
-            result = await self._execute(code)
+            result = await self._execute(phases.start_cell(lambda: self._prepare(cell)))
         except BaseException as error:  # not caught by IPython; the notebook must get it
             self._may_raise = False  # from here on an exception would end the rank's event loop
             failure = _of_compiler(error)
@@ -287,6 +301,40 @@ class Runner:
             self._task = None
             self._handlers.put_back()
         duration_s = time.perf_counter() - started
+        return phases.clean_up(lambda: self._finish(cell, result, failure, duration_s, had_group=had_group))
+
+    def _prepare(self, cell: RunCell) -> str:
+        """Prepare the shell and the features for a cell. Return the code to run."""
+        shell = self._shell
+        self._parents.set(kernel_api.request(f"{_PARENT}{cell.cell}"))
+        if shell.execution_count != cell.execution_count:  # setting a trait is slower than reading it
+            shell.execution_count = cell.execution_count
+        for begins in self._hooks.cell_begins:
+            begins(cell)
+        if self._stopped == cell.cell:
+            raise KeyboardInterrupt
+        code = cell.code
+        for change in self._hooks.cell_code:
+            code = change(code)
+        return code
+
+    def _finish(
+        self,
+        cell: RunCell,
+        result: ExecutionResult | None,
+        failure: BaseException | None,
+        duration_s: float,
+        *,
+        had_group: bool,
+    ) -> CellDone | float:
+        """Clean up after a cell. Return its result as `_run_guarded` does.
+
+        Args:
+            result: result according to IPython; None if IPython did not run the cell.
+            failure: error that IPython did not catch.
+            had_group: a default group existed before the cell.
+        """
+        shell = self._shell
         try:
             self._end_hooks()
             if result is not None:
@@ -308,6 +356,7 @@ class Runner:
                 )
             if failure is not None:
                 isolation.forget_failure(shell, failure)
+                self._collects = True
             isolation.forget_tensors(shell, cell.execution_count)
             isolation.put_names_back(shell.user_ns, self.names)
         except BaseException as problem:  # raised by a user object; the cell must still end
@@ -340,15 +389,8 @@ class Runner:
 
     async def _execute(self, code: str) -> ExecutionResult:
         """Do the same as the shell's `run_cell`, on the running event loop."""
-        shell = self._shell
-        # `builtins` were checked when the previous cell ended and when this cell arrived.
-        self._say_replaced("before this cell ran", self._interpreter.put_threading_back("before this cell ran"))
-        transformed, problem, result = code, None, None
-        try:
-            transformed = shell.transform_cell(code)
-        except Exception:
-            problem = sys.exc_info()
-        how = {"transformed_cell": transformed, "preprocessing_exc_tuple": problem}
+        shell, result = self._shell, None
+        how = phases.start_cell(lambda: self._transform(code))
         suspends = _may_await(code) and shell.should_run_async(code, **how)
         reserve.begin_cell()
         cell = shell.run_cell_async(code, store_history=True, **how)
@@ -359,9 +401,24 @@ class Runner:
             return result
         finally:
             cell.close()  # otherwise Python warns about a coroutine that was never awaited
-            self._put_interpreter_back()
-            shell.events.trigger("post_execute")
-            shell.events.trigger("post_run_cell", result)
+            phases.clean_up(lambda: self._after_code(result))
+
+    def _transform(self, code: str) -> dict[str, Any]:
+        """Return the transformed code of a cell, or the error of its transformation, as arguments of IPython."""
+        # `builtins` were checked when the previous cell ended and when this cell arrived.
+        self._say_replaced("before this cell ran", self._interpreter.put_threading_back("before this cell ran"))
+        transformed, problem = code, None
+        try:
+            transformed = self._shell.transform_cell(code)
+        except Exception:
+            problem = sys.exc_info()
+        return {"transformed_cell": transformed, "preprocessing_exc_tuple": problem}
+
+    def _after_code(self, result: ExecutionResult | None) -> None:
+        """Restore the interpreter after the code of a cell, and run the functions that IPython calls then."""
+        self._put_interpreter_back()
+        self._shell.events.trigger("post_execute")
+        self._shell.events.trigger("post_run_cell", result)
 
     def _put_interpreter_back(self) -> None:
         """Restore the interpreter state, protected from interrupts."""

@@ -21,6 +21,7 @@ from ddp_notebook.records.operation import Operation
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import itertools, threading, time, weakref
 
+_MOST_PAIRS = 128  # counted pairs of peer and tag in a group
 _LONGEST = timedelta(days=36_500)  # gloo adds it to the clock, in 64-bit nanoseconds
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Call:
         *("kernel", "group", "number", "arguments", "thread", "since_ns", "work", "check", "shapes"),
         *("moment", "backward", "site", "rest", "serial", "state", "end_ns", "ends", "blocked_ns"),
         *("bucket", "input", "output", "values", "whole", "marks", "over", "meaning"),
-        *("tells_its_end", "is_waited_for", "is_of_backward", "is_left"),
+        *("tells_its_end", "is_waited_for", "is_of_backward", "is_left", "limit", "pair_number"),
     )
 
     def __init__(
@@ -105,6 +106,8 @@ class Call:
         self.whole: tuple[tuple[int, Copy], ...] = ()
         self.marks: Marks | None = None
         self.tells_its_end = self.is_waited_for = self.is_of_backward = self.is_left = False
+        self.limit: timedelta | None = None  # passed to `Work.wait`
+        self.pair_number = 0  # messages with this peer and tag, including this one
 
     @property
     def is_done(self) -> bool:
@@ -218,7 +221,22 @@ class Call:
             meaning=words,
             origin=origin,
             since_s=(time.monotonic_ns() - self.since_ns) / 1e9,
+            key=group.name,
+            limit_s=self._limit_s(),
+            pair_number=self.pair_number,
         )
+
+    def _limit_s(self) -> float | None:
+        """Return the time limit of the operation in seconds; None if it is unknown."""
+        if self.limit is not None:
+            return self.limit.total_seconds()
+        if (of_call := self.kernel.limit_of(self.rest or self.arguments[self.kernel.at_rest :])) is not None:
+            return of_call
+        group = self.group.reference()
+        try:
+            return None if group is None else timeout_of(group).total_seconds()
+        except (AttributeError, IndexError, RuntimeError):  # a backend without such an option
+            return None
 
     def _what_for(self) -> tuple[str, str]:
         """Return the parallel library of torch that made the call, and the purpose with the module.
@@ -255,6 +273,38 @@ def _references(call: Any) -> int:
 _OWN_REFERENCES = _references(SimpleNamespace(work=object()))  # differs between versions of Python
 
 
+class MessageCounts:
+    """Numbers of sends and receives in a group, by peer and tag.
+
+    Programs may use a new tag for each message. So the number of counted pairs is limited.
+    """
+
+    __slots__ = ("_counts", "is_complete")
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, int | None, int], int] = {}
+        self.is_complete = True  # False: some pairs were not counted
+
+    def add(self, kind: str, peer: int | None, tag: int) -> int:
+        """Count a message. Return its number, or 0 if it was not counted.
+
+        Args:
+            kind: "send" or "recv".
+            peer: rank of the group; None for a receive from any rank.
+        """
+        key = kind, peer, tag
+        number = self._counts.get(key, 0) + 1
+        if number == 1 and len(self._counts) >= _MOST_PAIRS:
+            self.is_complete = False
+            return 0
+        self._counts[key] = number
+        return number
+
+    def to_json(self, group: Group) -> list[list[Any]]:
+        """Return `[kind, peer as a rank of the session, tag, number]` for each pair."""
+        return [[kind, group.session_rank(peer), tag, n] for (kind, peer, tag), n in list(self._counts.items())]
+
+
 _serials = itertools.count()
 
 
@@ -276,6 +326,7 @@ class Group:
         self.board: Board[Any] | None = None  # on which the guard compares calls
         self.counts = dict.fromkeys(KINDS, 0)
         self.sent: dict[int, int] = {}  # number of sends to each rank of the group
+        self.messages = MessageCounts()
         # Calls of one kind are numbered and compared one after the other, also between threads. A send does not wait
         # for a collective: another rank may start that collective only after it has received.
         self.locks = {kind: threading.RLock() for kind in self.counts}
@@ -292,6 +343,7 @@ class Group:
         """Restart the numbering of calls."""
         self.counts = dict.fromkeys(self.counts, 0)
         self.sent.clear()
+        self.messages = MessageCounts()
 
     def session_rank(self, rank: int | None) -> int | None:
         """Return a rank of this group as a rank of the session."""

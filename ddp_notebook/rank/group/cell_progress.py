@@ -81,12 +81,12 @@ class Progress:
         if self._recorder.begun != self._since:
             self._is_decided = True
         elif id(optimizer) in self._stepped:
-            self._steps_twice, self._is_decided = not _uses_rpc(), True
+            self._steps_twice, self._is_decided = not uses_rpc(), True
         else:
             self._stepped.add(id(optimizer))
 
 
-def _uses_rpc() -> bool:
+def uses_rpc() -> bool:
     """Return whether gradients may be sent by RPC, which the recorder does not see."""
     try:
         rpc.get_worker_info()

@@ -16,7 +16,7 @@ from ddp_notebook.rank.cell.current_line import CurrentLine
 from ddp_notebook.rank.cell.exceptions import chain, known_words
 from ddp_notebook.rank.group import join, stores, waiting
 from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
-from ddp_notebook.rank.group.cell_progress import Progress
+from ddp_notebook.rank.group.cell_progress import Progress, uses_rpc
 from ddp_notebook.rank.group.connections.abort import Connections
 from ddp_notebook.rank.group.connections.models import Models
 from ddp_notebook.rank.group.connections.reconnect import Reconnection
@@ -110,6 +110,7 @@ class Network:
         self.release = Release(self.recorder, self.connections, self.where, lambda: self._cell)
         self._progress = Progress(self.recorder)
         self._cell: int | None = None
+        self._last_cell = 0
         self._main = threading.main_thread().ident or 0
         self._is_broken = False  # an operation failed and broke its group
         try:
@@ -213,7 +214,7 @@ class Network:
 
     def begin_cell(self, cell: int) -> None:
         """Prepare for a cell."""
-        self._cell = cell
+        self._cell = self._last_cell = cell
         self.children.seen = None
         self._progress.begin()
         self.release.begin()
@@ -273,6 +274,9 @@ class Network:
             "thread": doing.thread,
             "group": self.state(),
             "child": {} if doing.operation is not None else self.children.to_json(),
+            "store": {} if doing.operation is not None else waiting.store_wait(self._main),
+            "may_serve": uses_rpc(),
+            "last_cell": self._last_cell,
         }
 
     def state(self) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class Operator:
         places = {name: at - self.at_rest for name, at in places.items()}
         self._at_reduce_op = places.get("reduce_op")
         self._at_tag = places.get("tag")
+        self._at_limit = places.get("timeout")
         self._at_root = next((places[word] for word in ("root_rank", "src", "dst") if word in places), None)
         self.at_async = places.get("async_op")
         self._at_facts = tuple(at for at in (self._at_tag, self._at_root, self.at_async) if at is not None)
@@ -95,6 +96,12 @@ class Operator:
     def tag_of(self, rest: tuple[Any, ...]) -> int:
         at = self._at_tag
         return rest[at] if at is not None and at < len(rest) else 0
+
+    def limit_of(self, rest: tuple[Any, ...]) -> float | None:
+        """Return the time limit among the arguments in seconds; None if there is none."""
+        at = self._at_limit
+        milliseconds = rest[at] if at is not None and at < len(rest) else 0
+        return milliseconds / 1000 if milliseconds > 0 else None
 
     def reduce_op_of(self, rest: tuple[Any, ...]) -> str:
         at = self._at_reduce_op

@@ -210,6 +210,9 @@ class Recorder:
                 of_kind = dict.fromkeys(KINDS, 0) if known is None else known.counts
                 sent = {} if known is None else {known.session_rank(to): n for to, n in known.sent.items()}
                 counts[name] = {**of_kind, "sent": sent}
+                if known is not None and (messages := known.messages.to_json(known)):
+                    counts[name]["messages"] = messages
+                    counts[name]["is_complete"] = known.messages.is_complete
         return counts
 
     @property
@@ -309,6 +312,8 @@ class Recorder:
                 # blocks the thread until the device is done.)
                 group = call.group.reference()
                 timeout = None if group is None else timeout_of(group)
+            elif timeout is not None:
+                call.limit = timeout
             call.is_waited_for = not call.end_ns
             failed, began_ns = True, monotonic_ns()
             try:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from ddp_notebook.messages.ranks import Form
+from ddp_notebook.rank.group import waiting
 from ddp_notebook.registry import unix_sockets
 from ddp_notebook.stdlib import contextlib, functools, os, socket, threading
 from ddp_notebook.wire import store as protocol
@@ -289,7 +290,7 @@ class SessionStore(Store):
     def _wait(self, request: bytes, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
         limit_s = timeout.total_seconds() or None  # 0 means no limit in torch
         try:
-            with _as_torchs_errors():
+            with _as_torchs_errors(), waiting.waits_at_store("", limit_s or 0.0, is_of_session=True):
                 return _connections.ask(self._place, [request, *(key.encode() for key in keys)], limit_s)[1:]
         except TimeoutError:
             raise dist.DistStoreError(

@@ -14,10 +14,10 @@ A wait at a server, or for the other workers of a `TCPStore`, is ended by closin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -170,6 +170,50 @@ def _wait_for_value(future: torch._C.Future[Any]) -> Any:
 # ---- stores. Messages to the user name these functions.
 
 
+class StoreWait(NamedTuple):
+    """Wait of a thread at a store."""
+
+    call: str  # function of torch: "store.get"
+    keys: tuple[str, ...]  # the awaited keys; empty if they are internal
+    what: str  # what the thread waits for, if not for keys: "2 processes to connect"
+    is_of_session: bool  # only ranks of this session use the store
+    began_s: float
+    limit_s: float  # 0: none
+
+
+_store_waits: dict[int, StoreWait] = {}  # by thread
+
+
+def store_wait(thread: int) -> dict[str, Any]:
+    """Return the wait of a thread at a store, as JSON; empty if it waits at none. Callable from any thread."""
+    if (wait := _store_waits.get(thread)) is None:
+        return {}
+    return {
+        "call": wait.call,
+        "keys": list(wait.keys),
+        "what": wait.what,
+        "is_of_session": wait.is_of_session,
+        "since_s": time.monotonic() - wait.began_s,
+        "limit_s": wait.limit_s,
+    }
+
+
+@contextlib.contextmanager
+def waits_at_store(
+    call: str, limit_s: float, keys: Sequence[str] = (), *, what: str = "", is_of_session: bool = False
+) -> Iterator[None]:
+    """Record that this thread waits at a store. See `StoreWait`."""
+    thread = threading.get_ident()
+    before = _store_waits.get(thread)
+    if before is None:
+        _store_waits[thread] = StoreWait(call, tuple(keys[:4]), what, is_of_session, time.monotonic(), limit_s)
+    try:
+        yield
+    finally:
+        if before is None:
+            _store_waits.pop(thread, None)
+
+
 def wait(store: Store, keys: Sequence[str], *timeout: timedelta) -> None:
     """Replace `Store.wait` by a wait that an interrupt can end."""
     return _at_store(_wait, store, keys, keys, *timeout)
@@ -186,12 +230,20 @@ def multi_get(store: Store, keys: Sequence[str]) -> list[bytes]:
 
 
 def _at_store(original: Callable[..., Any], store: Any, keys: Sequence[str], what: Any, *timeout: timedelta) -> Any:
+    limit = timeout[0] if timeout else store.timeout
+    with waits_at_store(f"store.{original.__name__}", limit.total_seconds(), keys):
+        return _wait_at_store(original, store, keys, what, limit, *timeout)
+
+
+def _wait_at_store(
+    original: Callable[..., Any], store: Any, keys: Sequence[str], what: Any, limit: timedelta, *timeout: timedelta
+) -> Any:
     if threading.get_ident() != _main or not _is_in_process(store):
         try:
             return original(store, what, *timeout)
         finally:
             notice_interrupt()
-    limit, began = timeout[0] if timeout else store.timeout, time.monotonic()
+    began = time.monotonic()
     while not store.check(keys):
         waited_s = time.monotonic() - began
         if limit and waited_s > limit.total_seconds():
@@ -228,9 +280,26 @@ def _around_connect(connect: Callable[..., None]) -> Callable[..., None]:
         if threading.get_ident() == _main:
             with contextlib.suppress(TypeError):  # wrong arguments: torch raises the error
                 _wait_for_listener(*args, **kwargs)
-        connect(*args, **kwargs)
+        with waits_at_store("TCPStore", 0.0, what=_clients_of(*args, **kwargs)):
+            connect(*args, **kwargs)
 
     return connect_store
+
+
+def _clients_of(
+    _: Any = None,
+    host_name: str = "",
+    port: int = 0,
+    world_size: int | None = None,
+    *rest: Any,
+    wait_for_workers: bool = True,
+    **__: Any,
+) -> str:
+    """Describe the processes that a new `TCPStore` waits for. The arguments are those of `TCPStore`."""
+    waits_for_workers = rest[2] if len(rest) > 2 else wait_for_workers
+    if world_size is None or world_size < 2 or not waits_for_workers:
+        return f"a connection to {host_name}:{port}"
+    return f"world_size={world_size} processes to connect to {host_name}:{port}"
 
 
 def _wait_for_listener(
@@ -250,6 +319,11 @@ def _wait_for_listener(
     """
     if is_master:
         return
+    with waits_at_store("TCPStore", timeout.total_seconds(), what=f"a server at {host_name}:{port}, where none listens"):
+        _try_to_connect(host_name, port, timeout)
+
+
+def _try_to_connect(host_name: str, port: int, timeout: timedelta) -> None:
     until, pause_s = time.monotonic() + timeout.total_seconds(), _LONGEST_S
     while True:
         left_s = until - time.monotonic()

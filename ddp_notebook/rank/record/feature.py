@@ -44,6 +44,9 @@ class RecordingFeature(Feature):
     def variables(self) -> Mapping[str, object]:
         return {"log": self._recording.metrics.log}
 
+    def vitals(self) -> Mapping[str, Any]:
+        return {"training": self._recording.training.loop_counts.to_json()}
+
     def on_asked(self, flush: bool) -> None:
         self._recording.flusher.on_asked(flush=flush)
 

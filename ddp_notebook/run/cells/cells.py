@@ -262,6 +262,7 @@ class Cells:
             watch.views,
             watch.why,
             self._still_served(run.number, pending) if watch.has_released else [],
+            was_left=watch.was_left,
         )
         return run.result
 

@@ -230,6 +230,8 @@ def raise_if_bad(
     views: Views,
     why: str = "",
     going_on: Sequence[str] = (),
+    *,
+    was_left: bool = False,
 ) -> None:
     """Raise the error of a cell. Return if it succeeded on every rank.
 
@@ -242,6 +244,7 @@ def raise_if_bad(
         views: activity of the ranks at the timeout.
         why: sentence with the cause of the hang, if it is known.
         going_on: sentences about calls that ranks still execute for the cell.
+        was_left: the cell was ended, because ranks waited for ranks that have ended it; `why` describes that.
 
     Raises:
         RankDiedError, CellTimeoutError, KeyboardInterrupt, RankError
@@ -259,6 +262,8 @@ def raise_if_bad(
         left = [f"{name_ranks(pending)} not stopped yet; {_NOT_YET}"] if pending else []
         first = f"the cell took longer than {timeout_s:g} s and {stopped}{then}"
         raise CellTimeoutError("\n".join([first, *lines, *left, *going_on]), result)
+    if was_left and not culprits:
+        raise _error_of_waits(result, bad | set(pending), stopped, pending, going_on)
     if shown := culprits or bad:
         raise _error_of(result, shown, pending, going_on)
 
@@ -273,6 +278,22 @@ def _error_of(result: CellResult, shown: Collection[int], pending: list[int], go
     known = advice(errors.values(), () if (shell := ipython()) is None else shell.user_ns)
     hint = "\n".join(filter(None, [f"{name_ranks(pending)}: {_NOT_YET}" if pending else "", *going_on, known]))
     return kind(tracebacks, errors, result, hint=hint, others=_acts(result, others))
+
+
+def _error_of_waits(
+    result: CellResult, waited: set[int], stopped: str, pending: list[int], going_on: Sequence[str]
+) -> RankError:
+    """Return the error of a cell in which ranks waited for ranks that have ended it.
+
+    Args:
+        waited: ranks that have not ended the cell by themselves.
+        stopped: sentence about the stop and its reason.
+    """
+    left = [f"{name_ranks(pending)}: {_NOT_YET}"] if pending else []
+    first = f"the cell {stopped}"
+    return RankError(
+        {}, dict.fromkeys(sorted(waited), first), result, hint="\n".join([*left, *going_on]), others=_acts(result, waited)
+    )
 
 
 def _acts(result: CellResult, ranks: set[int], killed: Sequence[int] = ()) -> list[str]:

@@ -4,6 +4,7 @@ A cell is ended by aborting the operations of its ranks and interrupting them, w
 
 - stop is pressed: immediately;
 - a rank fails or dies: after the grace time, or as soon as all other ranks are blocked on it;
+- a rank waits for a rank that has ended the cell: after the grace time;
 - its time limit is reached.
 
 These times do not run while a host is unreachable.
@@ -21,6 +22,7 @@ from typing import NamedTuple, Protocol
 from ddp_notebook.messages.ranks import InputReply, InputRequest
 from ddp_notebook.run.cells.cell import CellRun, OutputItem
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts
+from ddp_notebook.run.cells.left_behind import EndedRanks
 from ddp_notebook.run.groups.diagnosis import Views, stuck, verdict
 from ddp_notebook.run.output.card import STOP
 from ddp_notebook.run.output.screen import Screen
@@ -34,6 +36,8 @@ _PIPES_S = 0.05  # time for text to arrive through the pipes
 _END_S = 2.0  # time for ranks to end an interrupted cell
 _END_EACH_S = 0.125  # the same per rank, for many ranks
 _WAITING_S = 0.1  # interval of checks for whether the other ranks are blocked
+_ENDED_S = 0.4  # interval of checks for whether ranks wait for ranks that have ended the cell
+_ENDED_EACH_S = 0.02  # the same per rank, for many ranks
 _CARD_S = 1.0  # interval of updates of the card
 _NOTICES_S = 1.0  # interval of checks for new notices
 _HALTS_S = 0.5  # interval of checks for stopped or hanging processes
@@ -209,6 +213,7 @@ class Watch:
         self.views: Views = {}  # activity of the ranks at the timeout
         self.why = ""  # cause of the hang according to the last inspection
         self.timed_out = False
+        self.was_left = False  # the cell was ended, because ranks waited for ranks that have ended it
         self.killed: list[int] = []  # ranks that did not answer and were killed
         self._run = run
         self._controls = controls
@@ -225,6 +230,7 @@ class Watch:
         self._grace_ends_at = float("inf")
         self._look_at = float("inf")  # time of the next check for whether the other ranks are blocked
         self._stuck: dict[int, tuple[str, int]] = {}  # result of the last check
+        self._ended = EndedRanks(grace_s, _ENDED_S + _ENDED_EACH_S * len(run.result.ranks), _WAITING_S)
         self._give_up_at = float("inf")
         self._handled = 0  # number of handled interrupts
         self._released_at = float("inf")
@@ -282,6 +288,7 @@ class Watch:
             time.sleep(_FULL_S)
             return
         next_s = min(self._give_up_at, self._stop_at, self._grace_ends_at, self._look_at, self._card_at)
+        next_s = min(next_s, self._ended.look_at)
         left = next_s - time.monotonic()
         if self._asked:  # a request overtakes the text before it
             left = min(left, _PIPES_S)
@@ -295,6 +302,7 @@ class Watch:
             self._stop_at += unheard_s
             self._grace_ends_at += unheard_s
             self._look_at += unheard_s
+            self._ended.put_off(unheard_s)
             self._give_up_at += unheard_s
             if self._screen is None or not self._screen.card.is_shown:
                 self._card_at += unheard_s
@@ -306,10 +314,14 @@ class Watch:
         if now > self._stop_at:
             self._on_timeout(now)
         if not self.has_released and self._controls.survive(self._run, self._interrupts.check):
+            self._ended.reset()
             # a rank's death may be known before the failures of others
             self._look_at = self._grace_ends_at = float("inf")
         elif self._run.has_failed:
+            self._ended.reset()
             self._on_failure(now)
+        elif not self.has_released:
+            self._on_ended_ranks(now)
         if self._handled and not self._told and now - self._released_at > ONE_PRESS_S:
             self._tell_who_is_silent()
         if now > self._leave_at:
@@ -336,6 +348,7 @@ class Watch:
     def _release(self, now: float) -> None:
         self._asked.clear()
         self._look_at = self._grace_ends_at = self._stop_at = float("inf")
+        self._ended.reset()
         if self._released_at == float("inf"):
             self._released_at = now
             self._controls.interrupt(self._run)
@@ -346,7 +359,9 @@ class Watch:
         again = self._handled and self._interrupts.pressed_s - self._released_at > ONE_PRESS_S
         self._handled = self._interrupts.count
         if again:
-            self.killed = self._run.pending
+            views = self._controls.inspect(self._run)
+            # A rank that cleans up ends the cell by itself, and keeps its variables.
+            self.killed = [rank for rank in self._run.pending if rank not in views or views[rank].state != "internal"]
             self._controls.kill(self.killed)
             self._give_up_at = now + self._end_s
         else:
@@ -383,6 +398,22 @@ class Watch:
             self._release(now)
             self._give_up_at = now + self._end_s
 
+    def _on_ended_ranks(self, now: float) -> None:
+        """Show the card at once if ranks wait for ranks that have ended the cell, and end the cell after the grace."""
+        pending = len(self._run.pending)
+        if not 0 < pending < len(self._run.result.ranks):
+            self._ended.reset()
+        elif self._ended.is_due(now):
+            views = self._controls.inspect(self._run)
+            was_certain = self._ended.is_certain
+            self._ended.look(views, time.monotonic())
+            if self._ended.is_certain and not was_certain and self._hang_after_s is not None:
+                self._card_at = min(self._card_at, now)
+            if self._ended.is_over:
+                self.was_left, self.why = True, verdict(views)
+                self._release(now)
+                self._give_up_at = now + self._end_s
+
     # ---- saying why it does not end
 
     def _look_for_halts(self, now: float) -> None:
@@ -404,7 +435,7 @@ class Watch:
             return
         views = self._controls.inspect(self._run)
         left = {rank: view for rank, view in views.items() if view.state not in ("ended", "outside", "died")}
-        if not left:
+        if all(view.state == "internal" for view in left.values()):  # they end the cell soon
             return
         states = "; ".join(f"rank {rank}: {view.doing}" for rank, view in left.items())
         them = "it, whose variables are lost" if len(left) == 1 else "them, whose variables are lost"
@@ -421,8 +452,9 @@ class Watch:
         views = self._controls.inspect(self._run)
         hang_after_s = float("inf") if self._hang_after_s is None else self._hang_after_s
         longest = max((max(view.since_s, view.child_s) for view in views.values()), default=0.0)
-        if longest >= hang_after_s or self._halted_s:
-            longest = max(longest, self._halted_s)
+        is_halted = self._halted_s and any(view.state == "silent" for view in views.values())
+        if longest >= hang_after_s or is_halted or self._ended.is_certain:
+            longest = max(longest, self._halted_s if is_halted else 0.0)
             self.why = verdict(views)
             self._screen.card.show(views, longest, self.why)
             return _CARD_S

@@ -6,6 +6,7 @@ probe           activity of each rank: from its own answer, or inspected from ou
 busy_cells      cells that keep ranks from answering
 rank_states     state of each rank as the table of `%ddp_status`
 diagnosis       which rank waits for which, as a sentence: the text of the hang card
+reasons         facts about messages, training loops and stores, for the sentence of a diagnosis
 rpc_waits       sentences about RPC calls that ranks wait for or serve
 recovery        checks after a failed cell whether the group must be formed again, and does it
 healing         replaces dead ranks, copies variables of a living one, forms the group on request

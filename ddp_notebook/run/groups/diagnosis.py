@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from ddp_notebook.records.names import readable
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import group_by_value, line_of, list_ranks
+from ddp_notebook.run.groups.reasons import LoopFacts, StoreWait, in_stores, is_on_its_way, loop_facts, missing_message
 from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls
 
 NOTHING_REMOTE = OpenRemoteCalls()
-State = Literal["waiting", "running", "silent", "failed", "ended", "outside", "died"]
+State = Literal["waiting", "running", "internal", "silent", "failed", "ended", "outside", "died"]
+_SOON_S = 60.0  # an operation whose own limit ends it this soon is not ended by the notebook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +22,8 @@ class RankView:
     """Activity of one rank, as far as the notebook knows it."""
 
     rank: int
-    state: State  # in an operation, in code, unresponsive, failed, done with the cell, not in the cell, dead
+    # in an operation, in code, in code of this package, unresponsive, failed, done with the cell, not in the cell, dead
+    state: State
     place: str = ""  # "cell line 7, in all_reduce"; for a dead rank the cause of death
     operation: Operation | None = None  # operation in which it waits
     host: str = ""  # its host, if the ranks are on several hosts
@@ -29,10 +32,17 @@ class RankView:
     remote: OpenRemoteCalls = NOTHING_REMOTE  # RPC calls that it waits for and serves
     child: str = ""  # command of the child process that the main thread waits for
     child_s: float = 0.0  # duration of that wait
+    store: StoreWait | None = None  # wait of the main thread at a store
+    counts: Mapping[str, Any] = field(default_factory=dict)  # numbers of its operations, by name of the group in torch
+    background: str = ""  # code that may start operations although the rank has ended the cell
+    may_serve: bool = False  # other ranks may call its functions by RPC
+    loop: LoopFacts | None = None  # training loop of the cell
 
     @property
     def since_s(self) -> float:
-        return self.remote.since_s if self.operation is None else self.operation.since_s
+        if self.operation is not None:
+            return self.operation.since_s
+        return self.remote.since_s or (0.0 if self.store is None else self.store.since_s)
 
     @property
     def doing(self) -> str:
@@ -44,15 +54,20 @@ class RankView:
                 size = operation.size if operation.shapes else ""
                 inside = ", ".join(filter(None, [operation.meaning, operation.what, size, line_of(self.place)]))
                 return f"waiting in {operation}" + (f" ({inside})" if inside else "")
-            case "running":
+            case "running" if self.store is not None:
+                return f"waiting {self.store}" + (f" ({line_of(self.place)})" if self.place else "")
+            case "running" | "internal":
                 beside = f", and {self.thread} is waiting in {self.operation}" if self.thread else ""
+                if self.state == "internal":
+                    return f"{self.place}{beside}"
                 return f"at {self.place or f'no line of the {self.runs}'}{beside}"
             case "silent":
                 return f"no answer: {self.place}" if self.place else "no answer"
             case "failed":
                 return f"has failed, and formats its traceback: {self.place}"
             case "ended":
-                return "; ".join(filter(None, [f"ended the {self.runs}", self.remote.serving]))
+                on = f"{self.background} goes on" if self.background else ""
+                return "; ".join(filter(None, [f"ended the {self.runs}", self.remote.serving or on]))
             case "outside":
                 return "not in this cell" if self.runs == "cell" else "not seen from here"
             case "died":
@@ -87,7 +102,9 @@ class Absences:
         assert operation is not None
         if operation.is_point_to_point:
             others = set(operation.ranks) - {rank} if operation.root is None else {operation.root}
-            return frozenset(other for other in others if not _answers(self._views, other, rank, operation))
+            absent = frozenset(other for other in others if not _answers(self._views, other, rank, operation))
+            is_any_enough = operation.root is None and absent != others
+            return frozenset() if is_any_enough else absent
         # The key contains the ranks, because all groups of one mesh dimension have the same title.
         key = operation.ranks, operation.group, operation.number, operation.name
         found = self._of_collective.get(key)
@@ -103,7 +120,7 @@ def stuck(views: Views) -> dict[int, tuple[str, int]]:
     A waiting rank is stuck if a rank that it needs has ended the cell, is dead, or is stuck itself. First assume that
     all waiting ranks are stuck. Then remove ranks that need no stuck or absent rank, until nothing changes.
     """
-    gone = {rank for rank, view in views.items() if view.state in ("failed", "ended", "outside", "died")}
+    gone = {rank for rank, view in views.items() if view.state in ("failed", "outside", "died") or _cannot_act(view)}
     held = {rank: view.operation for rank, view in views.items() if view.operation and view.state == "waiting"}
     absences = Absences(views)
     needed = {rank: absences[rank] for rank in held}
@@ -125,10 +142,68 @@ def _is_held(
     return hold[needed]
 
 
+def _cannot_act(view: RankView) -> bool:
+    """Return whether a rank has ended the cell and starts no more operations in it."""
+    return view.state == "ended" and not (view.background or view.remote.serves)
+
+
+class LeftBehind(NamedTuple):
+    """A rank that waits for ranks which have ended the cell."""
+
+    waits_in: str  # "all_reduce #3 of group default"
+    may_end: bool  # False: the wait may end by itself, or by another program
+
+
+def left_behind(views: Views) -> dict[int, LeftBehind]:
+    """Return the ranks that can only wait, because a rank that they need has ended the cell, directly or indirectly.
+
+    A message that is on its way counts as arrived. A rank that has ended the cell may still act by its threads, or if
+    another rank calls its functions.
+    """
+    ended = {rank for rank, view in views.items() if _cannot_act(view)}
+    blocked = _blocked(views, ended)
+    if blocked and any(_can_call(view) for rank, view in views.items() if rank not in blocked):
+        ended = {rank for rank in ended if not views[rank].may_serve}
+        blocked = _blocked(views, ended)
+    return blocked
+
+
+def _can_call(view: RankView) -> bool:
+    return view.state not in ("ended", "outside", "died")
+
+
+def _blocked(views: Views, ended: set[int]) -> dict[int, LeftBehind]:
+    absences, blocked = Absences(views), dict[int, LeftBehind]()
+    if not ended:
+        return blocked
+    while True:
+        unable = ended | blocked.keys()
+        found = {rank: left for rank in views.keys() - unable if (left := _left(views, rank, absences, unable))}
+        if not found:
+            return blocked
+        blocked |= found
+
+
+def _left(views: Views, rank: int, absences: Absences, unable: set[int]) -> LeftBehind | None:
+    view = views[rank]
+    if (store := view.store) is not None and view.state == "running":
+        others = {other for other, one in views.items() if other != rank and one.state != "died"}
+        return LeftBehind(str(store), store.is_of_session) if others and others <= unable else None
+    if (operation := view.operation) is None or view.state != "waiting":
+        return None
+    needed = absences[rank]
+    takes_any = operation.name == "recv" and operation.root is None
+    if not (bool(needed) and needed <= unable if takes_any else not needed.isdisjoint(unable)):
+        return None
+    is_over_soon = operation.limit_s is not None and operation.limit_s - operation.since_s < _SOON_S
+    return LeftBehind(str(operation), not is_over_soon)
+
+
 def _takes_part(views: Views, other: int, operation: Operation) -> bool:
     theirs = views[other].operation if other in views else None
     if theirs is None or theirs.is_point_to_point or theirs.group != operation.group:
-        return False
+        counts = views[other].counts.get(operation.key) if other in views else None
+        return counts is not None and counts["collective"] >= operation.number  # it has completed or started this one
     if theirs.number > operation.number:  # it has completed this one
         return True
     return theirs.number == operation.number and theirs.name == operation.name
@@ -137,7 +212,9 @@ def _takes_part(views: Views, other: int, operation: Operation) -> bool:
 def _answers(views: Views, other: int, rank: int, operation: Operation) -> bool:
     theirs = views[other].operation if other in views else None
     wanted = "send" if operation.name == "recv" else "recv"
-    return theirs is not None and theirs.name == wanted and theirs.root in (rank, None) and theirs.tag == operation.tag
+    if theirs is not None and theirs.name == wanted and theirs.root in (rank, None) and theirs.tag == operation.tag:
+        return True
+    return other in views and is_on_its_way(views, other, rank, operation)
 
 
 def verdict(views: Views) -> str:
@@ -151,11 +228,11 @@ def verdict(views: Views) -> str:
     """
     waiting = {rank: view.operation for rank, view in views.items() if view.operation is not None}
     if not waiting:
-        return _in_calls(views) or _silent(views) or _in_children(views)
+        return _in_calls(views) or _silent(views) or in_stores(views) or _in_children(views)
     for find in (_gone, _mismatch, _different_tensors, _failed, _ended, _outside, _each_other, _not_arrived):
         if sentence := find(views, waiting):
             return sentence
-    return ""
+    return in_stores(views)
 
 
 Waiting = Mapping[int, Operation]
@@ -231,21 +308,13 @@ def _ended(views: Views, waiting: Waiting) -> str:
     missing, waiters, operation = _awaited(views, waiting, {"ended"})
     if operation is None:
         return ""
+    has_ended = f"{list_ranks(missing)} {_has(missing)} ended the {views[missing[0]].runs}"
+    if background := [rank for rank in missing if views[rank].background]:
+        has_ended += f" ({views[background[0]].background} goes on)"
+    if operation.is_point_to_point:
+        return f"{has_ended} without {missing_message(views, missing, waiters[0], operation)}"
     who_waits = f"{list_ranks(waiters)} {_wait(waiters)} in"
-    what = views[missing[0]].runs
-    sentence = f"{list_ranks(missing)} {_has(missing)} ended the {what} without {operation.short}, which {who_waits}"
-    return sentence + _advice(operation)
-
-
-def _advice(operation: Operation) -> str:
-    """Return advice for ranks that leave a training loop at different times, or do not take part in a checkpoint."""
-    if operation.origin == "ddp":
-        return "; if it had less data, use Join: `with Join([model]):` around the loop"
-    if operation.origin == "fsdp":
-        return "; if it had less data, give all ranks as many batches: FSDP knows no Join"
-    if operation.origin == "checkpoint":
-        return "; a distributed checkpoint is saved, and loaded, by all ranks of its group, not by one of them"
-    return ""
+    return f"{has_ended} without {operation.short}, which {who_waits}" + loop_facts(views, missing, waiters, operation)
 
 
 def _outside(views: Views, waiting: Waiting) -> str:
@@ -310,13 +379,13 @@ def only_wait_for_children(views: Views) -> bool:
 
 
 def _not_arrived(views: Views, waiting: Waiting) -> str:
-    missing, _, operation = _awaited(views, waiting, {"running", "silent"})
+    missing, _, operation = _awaited(views, waiting, {"running", "internal", "silent"})
     if operation is None:
         return ""
     acts = group_by_value({rank: views[rank].doing for rank in missing})
     parts = [
         f"{list_with_host(views, ranks)} {_is(ranks)} {act}"  # "rank 2 is at cell line 7"
-        if views[ranks[0]].state == "running"
+        if views[ranks[0]].state in ("running", "internal")
         else f"{list_with_host(views, ranks)}: {act}"
         for act, ranks in acts.items()
     ]

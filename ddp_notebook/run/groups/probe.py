@@ -14,9 +14,11 @@ from ddp_notebook.errors import HostError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.messages.ranks import Probe, Vitals
 from ddp_notebook.records.operation import Operation
+from ddp_notebook.records.phases import WORDS, phase_in
 from ddp_notebook.records.words import in_function, is_whole_stack
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.groups.diagnosis import RankView, State, Views
+from ddp_notebook.run.groups.reasons import LoopFacts, StoreWait
 from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls
 from ddp_notebook.run.rank_requests import Questions
 
@@ -29,6 +31,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function
 _AGENT = re.compile(r'wire/endpoint\.py", line \d+ in _loop\b')
 _WAITS = {"poll", "_loop"}  # functions in which an idle agent waits
 _NOT_THE_USERS = ("site-packages", "/lib/python", str(Path(__file__).parents[2]))
+_OWN_FILE = re.compile(r"/ddp_notebook/(?:(?:launch|messages|rank|records|registry|wire)/|\w+\.py$)")
 _CELL_FILE = re.compile(r"ipykernel_\d+|ipython-input-")
 
 
@@ -73,15 +76,14 @@ class RankProbe:
             elif rank in answers and answers[rank].running_cell == run.number:
                 views[rank] = of_vitals(rank, answers[rank])
             elif rank in silent:
-                views[rank] = RankView(rank=rank, state="silent", place=silent[rank] or process.host.unheard)
+                state: State = "internal" if silent[rank] in WORDS else "silent"
+                views[rank] = RankView(rank=rank, state=state, place=silent[rank] or process.host.unheard)
             elif rank not in run.ranks:
                 views[rank] = RankView(rank=rank, state="outside", remote=remote)
             elif rank in answers and rank in run.pending:
-                comes_first = "a call of session.client, which comes before the cell"
-                place = comes_first if answers[rank].client_call_s else "the start of the cell"
-                views[rank] = RankView(rank=rank, state="running", place=place)
+                views[rank] = _before_the_cell(rank, answers[rank])
             else:
-                views[rank] = RankView(rank=rank, state="ended", remote=remote)
+                views[rank] = _after_the_cell(rank, run.number, answers.get(rank), remote)
         on = {rank: self._cluster.process(rank).host.label for rank in views}
         return views if len(set(on.values())) < 2 else {rank: replace(views[rank], host=on[rank]) for rank in views}
 
@@ -92,6 +94,35 @@ class RankProbe:
 
     def _pending(self, run: CellRun | ForeignCell) -> list[int]:
         return [rank for rank in run.pending if self._cluster.process(rank).is_alive]
+
+
+def _before_the_cell(rank: int, vitals: Vitals) -> RankView:
+    """Return the activity of a rank on which the cell has not begun, or has just ended."""
+    if vitals.phase:
+        return RankView(rank=rank, state="internal", place=vitals.phase)
+    comes_first = "a call of session.client, which comes before the cell"
+    place = comes_first if vitals.client_call_s else "the start of the cell"
+    return RankView(rank=rank, state="running", place=place)
+
+
+def _after_the_cell(rank: int, cell: int, vitals: Vitals | None, remote: OpenRemoteCalls) -> RankView:
+    """Return the activity of a rank that has ended the cell."""
+    if vitals is None or vitals.unread:
+        return RankView(rank=rank, state="ended", remote=remote, background="its code, which is unknown,")
+    return RankView(
+        rank=rank,
+        state="ended",
+        remote=remote,
+        background="another cell" if vitals.running_cell else vitals.background,
+        may_serve=vitals.may_serve,
+        counts=vitals.group.get("counts", {}),
+        loop=_loop_of(vitals) if vitals.last_cell == cell else None,
+    )
+
+
+def _loop_of(vitals: Vitals) -> LoopFacts:
+    steps = vitals.group.get("steps", 0)
+    return LoopFacts(steps=steps, **vitals.training) if vitals.training else LoopFacts(steps=steps)
 
 
 def why_silent(cluster: Cluster, ranks: Sequence[int]) -> dict[int, str]:
@@ -135,6 +166,8 @@ def describe_silence(stack: str) -> str:
         'cell line 3, in one long call that lets no other thread run'
     """
     *others, main = stack.strip().split("\n\n")
+    if not is_in_users_code(main) and (phase := phase_in(main)):
+        return phase
     if place := describe_stack(main):
         return f"{place}, in one long call that lets no other thread run"
     agents = [thread for thread in others if _AGENT.search(thread)]
@@ -145,7 +178,26 @@ def describe_silence(stack: str) -> str:
     innermost = _FRAME.search(agents[0])
     if innermost is None or innermost["function"] in _WAITS:
         return ""
-    return f"its thread ddp-agent, which answers, is blocked at {Path(innermost['file']).name}:{innermost['line']}"
+    return "its thread ddp-agent, which answers, is blocked" + _at_foreign_line(agents[0])
+
+
+def _at_foreign_line(stack: str) -> str:
+    """Return the innermost frame outside this package; "" if that is only the start of the thread."""
+    for frame in _FRAME.finditer(stack):
+        if not is_own_file(frame["file"]):
+            is_start = Path(frame["file"]).name == "threading.py"
+            return "" if is_start else f" at {Path(frame['file']).name}:{frame['line']}"
+    return ""
+
+
+def is_own_file(file: str) -> bool:
+    """Return whether a file belongs to this package, also on another host."""
+    return _OWN_FILE.search(file) is not None
+
+
+def is_in_users_code(stack: str) -> bool:
+    """Return whether a `faulthandler` stack of one thread has a line of the user."""
+    return bool(describe_stack(stack))
 
 
 def describe_stack(text: str) -> str:
@@ -161,7 +213,7 @@ def describe_stack(text: str) -> str:
     for frame in frames:
         if _CELL_FILE.search(frame["file"]):
             return f"cell line {frame['line']}{in_function(frame['function'])}"
-        if not any(part in frame["file"] for part in _NOT_THE_USERS):
+        if not (is_own_file(frame["file"]) or any(part in frame["file"] for part in _NOT_THE_USERS)):
             return f"{Path(frame['file']).name}:{frame['line']} in {frame['function']}"
     return ""
 
@@ -177,13 +229,32 @@ def of_vitals(rank: int, vitals: Vitals, runs: Literal["cell", "script"] = "cell
     if vitals.failed:
         return RankView(rank=rank, state="failed", place=vitals.failed, runs=runs)
     remote = OpenRemoteCalls.of_vitals(vitals.remote)
+    counts, loop = vitals.group.get("counts", {}), _loop_of(vitals)
     if vitals.operation is None:
+        store = StoreWait.of_vitals(vitals.store, vitals.where)
         child, child_s = vitals.child.get("command", ""), vitals.child.get("since_s", 0.0)
         return RankView(
-            rank=rank, state="running", place=vitals.where, runs=runs, remote=remote, child=child, child_s=child_s
+            rank=rank,
+            state="internal" if vitals.phase and not vitals.where else "running",
+            place=vitals.where or vitals.phase,
+            runs=runs,
+            remote=remote,
+            child=child,
+            child_s=child_s,
+            store=store,
+            counts=counts,
+            loop=loop,
         )
     state: State = "running" if vitals.thread else "waiting"
     operation = Operation.from_json(vitals.operation)
     return RankView(
-        rank=rank, state=state, place=vitals.where, operation=operation, thread=vitals.thread, runs=runs, remote=remote
+        rank=rank,
+        state=state,
+        place=vitals.where,
+        operation=operation,
+        thread=vitals.thread,
+        runs=runs,
+        remote=remote,
+        counts=counts,
+        loop=loop,
     )

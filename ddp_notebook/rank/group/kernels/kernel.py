@@ -128,6 +128,9 @@ class Kernel(Operator):
             if (event_buffer := recorder.event_buffer) is not None and event_buffer.level:
                 call.site = event_buffer.site(depth)
                 unseen(event_buffer.begin, call)
+            if is_message:
+                tag = self.tag_of(call.arguments[self.at_rest :])
+                call.pair_number = call.group.messages.add(kind, peer, tag)
             if is_send:
                 sent = call.group.sent
                 sent[peer] = sent.get(peer, 0) + 1  # type: ignore[index,arg-type]  # a send has a destination

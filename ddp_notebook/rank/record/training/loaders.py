@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, dataloader
 from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
+from ddp_notebook.rank.record.training.loop_counts import LoopCounts
 from ddp_notebook.rank.record.training.model_names import new_name, nothing
 from ddp_notebook.rank.record.training.step_observer import StepObserver, tell
 from ddp_notebook.rank.record.training.wrapping import around
@@ -50,9 +51,13 @@ class Loaders:
     Args:
         event_buffer: receives their settings.
         put: adds a span, given its kind, name, start time and the samples in the batch.
+        loop_counts: counts the batches.
     """
 
-    def __init__(self, event_buffer: EventBuffer, put: Callable[[int, str, int, int], None]) -> None:
+    def __init__(
+        self, event_buffer: EventBuffer, put: Callable[[int, str, int, int], None], loop_counts: LoopCounts
+    ) -> None:
+        self._loop_counts = loop_counts
         self._event_buffer = event_buffer
         self._put = put
         self._naming = threading.Lock()  # several threads may create loaders at once
@@ -96,6 +101,7 @@ class Loaders:
             epoch = self._epochs[iterator] = _Epoch(name, loader.num_workers > 0)
             if epoch.has_workers:
                 self._put(_WORKERS, name, began_ns, -1)
+        self._loop_counts.ended.discard(name)
         self._last = weakref.ref(iterator), epoch
         if name not in self.told:
             self.told.add(name)
@@ -125,10 +131,14 @@ class Loaders:
             except StopIteration:
                 if self.observer is not None:
                     tell(self.observer.loader_ended, iterator)
+                if epoch is not None:
+                    self._loop_counts.ended.add(epoch.name)
                 if epoch is not None and epoch.has_workers:  # the workers end too, unless they are persistent
                     self._put(_WORKERS, epoch.name, began_ns, -1)
                 raise
             kind = _INPUT
+            if epoch is not None:
+                self._loop_counts.draw(epoch.name)
             if epoch is not None and epoch.is_first:
                 kind, epoch.is_first = _WORKERS, False
             samples = unseen(samples_of, data if isinstance(data, list | tuple) else (data,))

@@ -27,6 +27,7 @@ from ddp_notebook.rank.record.training.buckets import Backward, Model
 from ddp_notebook.rank.record.training.comm_hooks import ObservedCommHooks
 from ddp_notebook.rank.record.training.gradients import GradientHook
 from ddp_notebook.rank.record.training.loaders import Loaders, samples_of
+from ddp_notebook.rank.record.training.loop_counts import LoopCounts
 from ddp_notebook.rank.record.training.model_names import new_name
 from ddp_notebook.rank.record.training.optimizers import Optimizers
 from ddp_notebook.rank.record.training.pipeline_stages import Pipelines
@@ -129,17 +130,19 @@ class TrainingSpans:
         self._optimizers = Optimizers(event_buffer, self.stepped)
         self._gradients = GradientHook(event_buffer)
         self.pipelines = Pipelines(event_buffer, self.put)
-        self._loaders = Loaders(event_buffer, self.put)
+        self.loop_counts = LoopCounts()
+        self._loaders = Loaders(event_buffer, self.put, self.loop_counts)
         self._blocks = Blocks(event_buffer, lambda name, began_ns: self.put(BLOCK, name, began_ns))
         self._checkpoints = Checkpoints(event_buffer, lambda name, began_ns: self.put(CHECKPOINT, name, began_ns))
         # Cleared by each cell. A method call for each part would take longer: between cells the caches lose its code.
-        self._of_cell: tuple[dict[Any, Any] | set[str], ...] = (
+        self._of_cell: tuple[dict[Any, Any] | set[str] | LoopCounts, ...] = (
             self._roots,
             self._optimizers.stepping,
             self._optimizers.of_cell,
             self.pipelines.doing,
             self.pipelines.steps,
             self._loaders.told,
+            self.loop_counts,
         )
 
     def install(self) -> None:
@@ -349,6 +352,7 @@ class TrainingSpans:
             event_buffer = self._event_buffer
             if event_buffer.level == OFF or backward_of_thread() != -1:  # this thread is in a backward
                 return original(*args, **named)
+            self.loop_counts.backwards += 1
             other = event_buffer.backward
             if other is not None and not other.end_ns:  # its thread has the buckets: record only the time
                 return self._time_backward(original, *args, **named)
