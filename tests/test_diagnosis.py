@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ddp_notebook.records.operation import Operation
+from ddp_notebook.run.cells.left_behind import EndedRanks
 from ddp_notebook.run.groups import diagnosis
-from ddp_notebook.run.groups.diagnosis import Absences, RankView, stuck, verdict
+from ddp_notebook.run.groups.diagnosis import Absences, LeftBehind, RankView, left_behind, stuck, verdict
+from ddp_notebook.run.groups.reasons import LoopFacts, StoreWait
 from ddp_notebook.run.output import card
 
 
@@ -22,6 +24,9 @@ def waits(
     shape=(4,),
     dtype="float32",
     origin="",
+    loop=None,
+    limit_s=None,
+    pair_number=1,
 ):
     operation = Operation(
         name=name,
@@ -35,16 +40,24 @@ def waits(
         tag=tag,
         since_s=12.0,
         origin=origin,
+        key="0",
+        limit_s=limit_s,
+        pair_number=pair_number,
     )
-    return RankView(rank=rank, state="waiting", place="cell line 7, in " + name, operation=operation)
+    return RankView(rank=rank, state="waiting", place="cell line 7, in " + name, operation=operation, loop=loop)
+
+
+def loop(steps, batches, ended=()):
+    return LoopFacts(steps=steps, backwards=steps, drawn={"loader": batches}, ended=ended)
 
 
 def at(rank, place="dataset.py:88 in load, from cell line 3"):
     return RankView(rank=rank, state="running", place=place)
 
 
-def ended(rank):
-    return RankView(rank=rank, state="ended")
+def ended(rank, *, collectives=0, messages=(), is_complete=True, **more):
+    counts = {"0": {"collective": collectives, "messages": messages, "is_complete": is_complete}}
+    return RankView(rank=rank, state="ended", counts=counts, **more)
 
 
 def views(*seen):
@@ -78,14 +91,53 @@ VERDICTS = {
         "rank 2 has ended the cell without all_reduce #5, which ranks 0,1,3 wait in",
     ),
     "ended, in DDP": (
-        views(waits(0, "all_reduce", 5, ranks=(0, 2), origin="ddp"), ended(2)),
-        "rank 2 has ended the cell without all_reduce #5, which rank 0 waits in; if it had less data, use Join: "
-        "`with Join([model]):` around the loop",
+        views(waits(0, "all_reduce", 5, ranks=(0, 2), origin="ddp", loop=loop(2, 3)), ended(2, loop=loop(2, 3))),
+        "rank 2 has ended the cell without all_reduce #5, which rank 0 waits in: rank 2 has made 2 optimizer "
+        "steps with "
+        "3 batches, and rank 0 waits in step 3",
     ),
-    "ended, in FSDP": (
-        views(waits(0, "all_gather_single", 5, ranks=(0, 2), origin="fsdp"), ended(2)),
-        "rank 2 has ended the cell without all_gather_single #5, which rank 0 waits in; if it had less data, give all "
-        "ranks as many batches: FSDP knows no Join",
+    "ended, in DDP with less data": (
+        views(
+            waits(0, "all_reduce", 5, ranks=(0, 2), origin="ddp", loop=loop(2, 3)),
+            ended(2, loop=loop(2, 2, ended=("loader",))),
+        ),
+        "rank 2 has ended the cell without all_reduce #5, which rank 0 waits in: rank 2 has made 2 optimizer "
+        "steps with "
+        "2 batches, and rank 0 waits in step 3. The data of rank 2 ended after 2 batches, and rank 0 has taken 3: put "
+        "`with Join([model]):` around the loop, or give all ranks as many batches",
+    ),
+    "ended, in FSDP with less data": (
+        views(
+            waits(0, "all_gather_single", 5, ranks=(0, 2), origin="fsdp", loop=loop(1, 2)),
+            ended(2, loop=loop(1, 1, ended=("loader",))),
+        ),
+        "rank 2 has ended the cell without all_gather_single #5, which rank 0 waits in: rank 2 has made 1 "
+        "optimizer step "
+        "with 1 batch, and rank 0 waits in step 2. The data of rank 2 ended after 1 batch, and rank 0 has "
+        "taken 2: give "
+        "all ranks as many batches, because FSDP supports no Join",
+    ),
+    "ended, with a thread": (
+        views(*ALL_BUT_2, ended(2, background="thread 'worker' at cell line 2 in work")),
+        "rank 2 has ended the cell (thread 'worker' at cell line 2 in work goes on) without all_reduce #5, which ranks "
+        "0,1,3 wait in",
+    ),
+    "ended without a send": (
+        views(waits(0, "recv", 2, root=1, ranks=(0, 1)), ended(1)),
+        "rank 1 has ended the cell without the send to rank 0 that recv #2 of rank 0 waits for",
+    ),
+    "ended without a receive": (
+        views(waits(0, "send", 2, root=1, tag=3, ranks=(0, 1)), ended(1)),
+        "rank 1 has ended the cell without the receive from rank 0 with tag 3 that send #2 of rank 0 waits for",
+    ),
+    "ended after a send with another tag": (
+        views(waits(0, "recv", 2, root=1, tag=3, ranks=(0, 1)), ended(1, messages=[["send", 0, 5, 1]])),
+        "rank 1 has ended the cell without the send to rank 0 with tag 3 that recv #2 of rank 0 waits for; it has sent "
+        "one with tag 5",
+    ),
+    "cleaning up": (
+        views(*ALL_BUT_2, RankView(rank=2, state="internal", place="cleaning up after the cell")),
+        "not arrived at all_reduce #5: rank 2 is cleaning up after the cell",
     ),
     "gone": (
         views(*ALL_BUT_2, RankView(rank=2, state="died", place="killed by SIGKILL")),
@@ -141,6 +193,72 @@ def test_stuck_is_who_cannot_go_on_whatever_the_running_ones_do():
     assert stuck(chain) == {1: ("default", 1), 2: ("default", 1)}, "who waits for one that is stuck is stuck"
     assert stuck(views(waits(0, "recv", 1), ended(1), ended(2), at(3))) == {}, "from any rank: one still runs"
     assert set(stuck(views(waits(0, "recv", 1), ended(1), ended(2), ended(3)))) == {0}
+
+
+def in_store(rank, *, is_of_session):
+    store = StoreWait(call="new_group" if is_of_session else "TCPStore", is_of_session=is_of_session, since_s=3.0)
+    return RankView(rank=rank, state="running", place="cell line 1", store=store)
+
+
+def test_ranks_that_wait_for_ended_ranks_are_left_behind():
+    assert left_behind(views(*ALL_BUT_2, ended(2))).keys() == {0, 1, 3}
+    assert left_behind(views(*ALL_BUT_2, at(2))) == {}, "it runs"
+    assert left_behind(views(*[waits(r, "recv", 1, root=1 - r) for r in (0, 1)], ended(2))) == {}, "for each other"
+    chain = views(ended(0), waits(1, "recv", 1, root=0), waits(2, "recv", 1, root=1), at(3))
+    assert left_behind(chain).keys() == {1, 2}
+    assert left_behind(views(waits(0, "recv", 1), ended(1), at(2), ended(3))) == {}, "from any rank"
+    assert left_behind(views(waits(0, "recv", 1, root=1), RankView(rank=1, state="outside"))) == {}
+
+
+def test_what_is_on_its_way_arrives():
+    assert left_behind(views(*ALL_BUT_2, ended(2, collectives=5))) == {}, "it has begun the collective"
+    assert left_behind(views(*ALL_BUT_2, ended(2, collectives=4))).keys() == {0, 1, 3}
+    waiter = waits(0, "recv", 2, root=1, tag=3, pair_number=2, ranks=(0, 1))
+    assert left_behind(views(waiter, ended(1, messages=[["send", 0, 3, 2]]))) == {}
+    assert left_behind(views(waiter, ended(1, messages=[["send", 0, 3, 1]]))).keys() == {0}
+    uncounted = waits(0, "recv", 2, root=1, tag=3, pair_number=0, ranks=(0, 1))
+    assert left_behind(views(uncounted, ended(1, is_complete=False))) == {}
+    sends = waits(0, "send", 1, root=1, tag=3, ranks=(0, 1))
+    assert left_behind(views(sends, ended(1, messages=[["recv", None, 3, 1]]))) == {}, "received from any rank"
+
+
+def test_a_rank_that_has_ended_the_cell_may_still_act():
+    assert left_behind(views(*ALL_BUT_2, ended(2, background="thread 'worker'"))) == {}
+    serving = ended(2, may_serve=True)
+    assert left_behind(views(*ALL_BUT_2, serving)).keys() == {0, 1, 3}, "no rank is left that calls it"
+    assert left_behind(views(*ALL_BUT_2[:2], at(3), serving)) == {}
+
+
+def test_waits_that_may_end_by_themselves_are_not_ended():
+    def may_end(seen):
+        return {rank: left.may_end for rank, left in left_behind(seen).items()}
+
+    assert may_end(views(waits(0, "barrier", 1, ranks=(0, 1), limit_s=1800.0), ended(1))) == {0: True}
+    assert may_end(views(waits(0, "barrier", 1, ranks=(0, 1), limit_s=30.0), ended(1))) == {0: False}
+    assert may_end(views(in_store(0, is_of_session=True), ended(1))) == {0: True}
+    assert may_end(views(in_store(0, is_of_session=False), ended(1))) == {0: False}, "any program may be a client"
+    assert may_end(views(in_store(0, is_of_session=True), ended(1), at(2))) == {}
+
+
+def test_a_cell_is_ended_after_two_equal_looks_and_the_grace():
+    hang, other = views(*ALL_BUT_2, ended(2)), views(*ALL_BUT_2[:2], waits(3, "barrier", 6), ended(2))
+    ranks = EndedRanks(3.0, 0.4, 0.1)
+    assert [ranks.is_due(now) for now in (0.0, 0.3, 0.4)] == [False, False, True]
+
+    def looks(ranks, *seen):
+        found = []
+        for now, one in seen:
+            ranks.look(one, now)
+            found.append((ranks.is_certain, ranks.is_over))
+        return found
+
+    no, yes, over = (False, False), (True, False), (True, True)
+    assert looks(ranks, (0.4, hang), (0.5, other), (0.6, other)) == [no, no, yes]
+    assert looks(ranks, (1.0, views(*ALL_BUT_2, at(2)))) == [no]
+    assert looks(ranks, (1.4, hang), (1.5, hang), (4.4, hang), (4.5, hang)) == [no, yes, yes, over]
+    never = EndedRanks(None, 0.4, 0.1)
+    assert looks(never, (0.4, hang), (0.5, hang), (1e6, hang)) == [no, yes, yes]
+    assert left_behind(hang)[0] == LeftBehind("all_reduce #5 of group default", may_end=True)
 
 
 def test_a_rank_that_is_further_in_the_group_is_through():

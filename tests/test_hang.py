@@ -142,20 +142,22 @@ def test_grace_off_lets_the_others_end_by_themselves(make_kernel):
         assert words in kernel.run(f"%ddp_start 2 {line}").evalue
 
 
-def test_uneven_data_in_ddp_are_told_to_join(ranks):
-    loop = "for _ in range(2 + rank):\n    optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()"
+def test_uneven_data_in_ddp_end_the_cell_with_the_advice_to_join(ranks):
+    loop = "for x in data:\n    optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()"
     ranks.run(
         "%%on_all_ranks\nfrom torch.distributed.algorithms.join import Join\n"
         "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1); x = torch.ones(2, 4)"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "data = torch.utils.data.DataLoader(torch.ones(2 + rank, 4))"
     )
     message = ranks.start(f"%%on_all_ranks\n{loop}")
     text = wait_for_card(ranks)["text/plain"]
     assert "rank 0 has ended the cell without all_reduce #" in text
-    assert "; if it had less data, use Join: `with Join([model]):` around the loop\n" in text
+    assert "rank 0 has made 2 optimizer steps with 2 batches, and rank 1 waits in step 3" in text
+    assert "The data of rank 0 ended after 2 batches, and rank 1 has taken 3: put `with Join([model]):`" in text
     assert "(mean of gradients, float32[20]" in text
-    ranks.interrupt()
-    assert ranks.finish(message).ename == "KeyboardInterrupt"
+    reply = ranks.finish(message)
+    assert reply.ename == "RankError" and reply.evalue.startswith("the cell was stopped: rank 0 has ended the cell")
     joined = loop.replace("\n", "\n    ")
     assert ranks.run(f"%%on_all_ranks\nwith Join([model]):\n    {joined}").status == "ok"
 

@@ -281,7 +281,8 @@ class CellDone(Message, shown=True):
     operation: dict[str, Any] | None = None  # the `Operation` that failed or was aborted
     was_freed: bool = False  # the operation was aborted because of other ranks; the cell itself has no error
     group: dict[str, Any] = field(default_factory=dict)  # state of the process groups
-    trains_apart: bool = False  # an optimizer stepped repeatedly, but the rank sent nothing to other ranks
+    # An optimizer stepped repeatedly, but the rank sent nothing to other ranks: how, a key of `records.words.APART`.
+    trains_apart: str = ""
     findings: list[Any] = field(default_factory=list)  # facts about its training: name, step and details of each
 
 

@@ -6,7 +6,8 @@ stack of a rank that does not answer.
 
 from __future__ import annotations
 
-import re
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import re
 
 CLEAN_UP = "cleaning up after the cell"
 PHASES = {  # function in `rank.cell.phases` -> activity, as text that follows "rank 3: "

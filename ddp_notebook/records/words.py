@@ -125,12 +125,32 @@ def called_of(place: str) -> str:
     return place.partition(", in ")[2]
 
 
-def train_apart(ranks: Sequence[int]) -> str:
-    """Return the sentence for ranks whose optimizers step although no gradients are sent."""
-    return (
-        f"{name_ranks(ranks)} train apart: no gradient was averaged by a collective, send or receive; if they are to "
-        "train together, wrap the model in DistributedDataParallel, and call that one"
-    )
+APART = {  # how ranks train without synchronization -> what is known about it
+    "": "To train together, call a model that is wrapped in DistributedDataParallel, not its module",
+    "unwrapped": (
+        "The parameters of the optimizer belong to no model in DistributedDataParallel. To train together, wrap the "
+        "model, and call the wrapped one"
+    ),
+    "ddp": (
+        "The model is wrapped in DistributedDataParallel, but its averaging was not used: call the wrapped model, not "
+        "its module, and outside no_sync()"
+    ),
+    "no gradients": "The parameters of the optimizer had no gradients",
+    "ddp, no gradients": (
+        "The model is wrapped in DistributedDataParallel, but its parameters had no gradients. A forward under "
+        "torch.no_grad() records none"
+    ),
+}
+
+
+def train_apart(ranks: Sequence[int], how: str = "") -> str:
+    """Return the sentences for ranks whose optimizers step although no gradients are sent.
+
+    Args:
+        how: a key of `APART`; "" if it is unknown.
+    """
+    train = "trains" if len(ranks) == 1 else "train"
+    return f"{name_ranks(ranks)} {train} apart: no gradient was averaged by a collective, send or receive. {APART[how]}"
 
 
 def is_whole_stack(stack: str) -> bool:

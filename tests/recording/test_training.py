@@ -162,16 +162,20 @@ def train_alone(steps):
     for _ in range(steps): step(model, optimizer)
 train_alone(3)
 """
-_APART = "ranks 0-1 train apart: no gradient was averaged by a collective, send or receive; if they are to train "
-
-_WRAP = "together, wrap the model in DistributedDataParallel, and call that one"
+_APART = "ranks 0-1 train apart: no gradient was averaged by a collective, send or receive. "
+_UNWRAPPED = (
+    "The parameters of the optimizer belong to no model in DistributedDataParallel. To train together, wrap the model, "
+    "and call the wrapped one\n"
+)
+_BYPASSED = (
+    "The model is wrapped in DistributedDataParallel, but its averaging was not used: call the wrapped model, not its "
+    "module, and outside no_sync()\n"
+)
 
 
 def test_ranks_that_train_apart_cause_one_line_in_the_report(ranks, capsys):
     ranks.run(_ALONE)
-    assert (
-        capsys.readouterr().err == f"{_APART}together, wrap the model in DistributedDataParallel, and call that one\n"
-    )
+    assert capsys.readouterr().err == f"{_APART}{_UNWRAPPED}"
     ranks.run("train_alone(100)")
     assert capsys.readouterr().err.count("train apart") == 1
     assert str(ranks.recording.report()).count(f"R{_APART[1:]}") == 1

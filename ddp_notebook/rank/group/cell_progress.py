@@ -17,10 +17,17 @@ from ddp_notebook.stdlib import threading, weakref
 
 
 class Progress:
-    """Counter of optimizer steps and operations of the running cell. Made in the main thread."""
+    """Counter of optimizer steps and operations of the running cell. Made in the main thread.
 
-    def __init__(self, recorder: Recorder) -> None:
+    Args:
+        recorder: observes the operations.
+        kind_of: returns "ddp" or "sharded" for an optimizer of such a model, else "".
+    """
+
+    def __init__(self, recorder: Recorder, kind_of: Callable[[Optimizer], str]) -> None:
         self.steps = 0
+        self._kind_of = kind_of
+        self._apart = ""  # how the rank trains without synchronization
         self.sees_operations = True  # False if the recorder could not be installed
         self._recorder = recorder
         self._begun = 0  # operations before the cell
@@ -42,6 +49,7 @@ class Progress:
         self.steps, self._begun, self._since, self._depth = 0, begun, begun, 0
         self._optimizer = lambda: None
         self._steps_twice = self._is_decided = False
+        self._apart = ""
 
     @property
     def stepped(self) -> Optimizer | None:
@@ -54,13 +62,14 @@ class Progress:
         return self._recorder.begun != self._begun
 
     @property
-    def trains_apart(self) -> bool:
-        """Return whether the main thread trains without communication.
+    def trains_apart(self) -> str:
+        """Return how the main thread trains without communication, a key of `records.words.APART`; "" if it does not.
 
         This holds if an optimizer has stepped twice, and the cell has started no operation since the first step. A
         single step may use gradients that were averaged before.
         """
-        return self._steps_twice and self.sees_operations and self._recorder.begun == self._since
+        is_apart = self._steps_twice and self.sees_operations and self._recorder.begun == self._since
+        return self._apart if is_apart else ""
 
     def _before_step(self, _: Optimizer, __: tuple[Any, ...], ___: dict[str, Any]) -> None:
         if threading.get_ident() == self._main:
@@ -82,8 +91,16 @@ class Progress:
             self._is_decided = True
         elif id(optimizer) in self._stepped:
             self._steps_twice, self._is_decided = not uses_rpc(), True
+            self._apart = self._how(optimizer)
         else:
             self._stepped.add(id(optimizer))
+
+    def _how(self, optimizer: Optimizer) -> str:
+        has_gradients = any(one.grad is not None for group in optimizer.param_groups for one in group["params"])
+        in_ddp = self._kind_of(optimizer) == "ddp"
+        if has_gradients:
+            return "ddp" if in_ddp else "unwrapped"
+        return "ddp, no gradients" if in_ddp else "no gradients"
 
 
 def uses_rpc() -> bool:

@@ -108,7 +108,7 @@ class Network:
         self._models = Models()
         self._renewal = Reconnection(self.recorder, self.connections, self._models)
         self.release = Release(self.recorder, self.connections, self.where, lambda: self._cell)
-        self._progress = Progress(self.recorder)
+        self._progress = Progress(self.recorder, self._models.kind_of)
         self._cell: int | None = None
         self._last_cell = 0
         self._main = threading.main_thread().ident or 0
@@ -236,7 +236,7 @@ class Network:
             synchronization.
         """
         self._cell = None
-        apart = {"trains_apart": True} if self._progress.trains_apart else {}
+        apart = {"trains_apart": how} if (how := self._progress.trains_apart) else {}
         release = self.release
         release.end()
         recorder = self.recorder

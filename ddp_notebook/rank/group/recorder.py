@@ -312,8 +312,7 @@ class Recorder:
                 # blocks the thread until the device is done.)
                 group = call.group.reference()
                 timeout = None if group is None else timeout_of(group)
-            elif timeout is not None:
-                call.limit = timeout
+            call.limit = timeout
             call.is_waited_for = not call.end_ns
             failed, began_ns = True, monotonic_ns()
             try:

@@ -319,7 +319,9 @@ def _wait_for_listener(
     """
     if is_master:
         return
-    with waits_at_store("TCPStore", timeout.total_seconds(), what=f"a server at {host_name}:{port}, where none listens"):
+    with waits_at_store(
+        "TCPStore", timeout.total_seconds(), what=f"a server at {host_name}:{port}, where none listens"
+    ):
         _try_to_connect(host_name, port, timeout)
 
 

@@ -14,7 +14,7 @@ from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.process import RANK
 from ddp_notebook.messages.ranks import Display, InputReply, Interrupt, Probe, RunCell, Vitals
 from ddp_notebook.messages.record_options import RecordOptions
-from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, train_apart
+from ddp_notebook.records.words import format_ranks, group_by_value, list_ranks, name_ranks, train_apart
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cell_messages import CellMessages
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, press_for_all
@@ -245,9 +245,10 @@ class Cells:
         code = self._codes.get(run.number, "")
         found = [line for ended in self._hooks.cell_ended for line in ended(run, code)]
         if screen is not None:
-            apart = [rank for rank, one in sorted(run.result.by_rank.items()) if one.trains_apart]
+            apart = {rank: one.trains_apart for rank, one in run.result.by_rank.items() if one.trains_apart}
             if len(apart) > 1:
-                screen.note(train_apart(apart))
+                for how, ranks in group_by_value(apart).items():
+                    screen.note(train_apart(ranks, how))
             for note in [*found, *notes]:
                 screen.note(note)
         self.on_shown(run.number)

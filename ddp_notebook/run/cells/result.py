@@ -139,7 +139,7 @@ class RankResult:
     operation: Operation | None = None  # operation in which it failed, or which was aborted
     was_freed: bool = False  # it did not fail by itself: its operation was aborted because other ranks were missing
     group: dict[str, Any] = field(default_factory=dict)  # state of its groups after a cell that did not succeed
-    trains_apart: bool = False  # its optimizers made steps, but it sent nothing to other ranks
+    trains_apart: str = ""  # its optimizers made steps, but it sent nothing to other ranks, see `APART`
     findings: list[Any] = field(default_factory=list)  # facts about its training, see `run.findings`
 
     @property
@@ -292,7 +292,11 @@ def _error_of_waits(
     left = [f"{name_ranks(pending)}: {_NOT_YET}"] if pending else []
     first = f"the cell {stopped}"
     return RankError(
-        {}, dict.fromkeys(sorted(waited), first), result, hint="\n".join([*left, *going_on]), others=_acts(result, waited)
+        {},
+        dict.fromkeys(sorted(waited), first),
+        result,
+        hint="\n".join([*left, *going_on]),
+        others=_acts(result, waited),
     )
 
 

@@ -23,7 +23,7 @@ class CellFindings(SessionFeature):
             return ()
         for rank, own in facts.items():
             if _WITHOUT_AVERAGE & {name for name, *_ in own}:  # the finding has the cause
-                results[rank].trains_apart = False
+                results[rank].trains_apart = ""
         silenced = silenced_by(code)
         found = [one for one in findings_of(facts, sorted(results)) if one.name not in silenced]
         self._keep(run.number, found)

@@ -109,8 +109,8 @@ class Absences:
         key = operation.ranks, operation.group, operation.number, operation.name
         found = self._of_collective.get(key)
         if found is None:
-            absent = (other for other in operation.ranks if not _takes_part(self._views, other, operation))
-            found = self._of_collective[key] = frozenset(absent)
+            not_in_it = (other for other in operation.ranks if not _takes_part(self._views, other, operation))
+            found = self._of_collective[key] = frozenset(not_in_it)
         return found
 
 

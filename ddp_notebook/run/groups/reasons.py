@@ -89,7 +89,9 @@ def is_on_its_way(views: Views, other: int, rank: int, operation: Operation) -> 
             return _is_unsure(views[other], operation)
         return _messages(views[other], operation, "send", rank) >= operation.pair_number
     sent = {one: _messages(views[one], operation, "send", rank) for one in operation.ranks if one in views}
-    received = sum(n for kind, _, tag, n in _all_messages(views[rank], operation) if (kind, tag) == ("recv", operation.tag))
+    received = sum(
+        n for kind, _, tag, n in _all_messages(views[rank], operation) if (kind, tag) == ("recv", operation.tag)
+    )
     return bool(sent.get(other)) and sum(sent.values()) >= received
 
 
@@ -119,7 +121,9 @@ def missing_message(views: Views, missing: Sequence[int], waiter: int, operation
     else:
         what = f"{'the' if len(missing) == 1 else 'a'} send to rank {waiter}"
     tag = f" with tag {operation.tag}" if operation.tag else ""
-    return f"{what}{tag} that {operation.short} of rank {waiter} waits for{_other_tags(views, missing, waiter, operation)}"
+    return (
+        f"{what}{tag} that {operation.short} of rank {waiter} waits for{_other_tags(views, missing, waiter, operation)}"
+    )
 
 
 def _other_tags(views: Views, missing: Sequence[int], waiter: int, operation: Operation) -> str:
