@@ -138,8 +138,8 @@ def test_a_loader_with_a_failed_worker_is_freed_before_gc(session):
     """The collector closes the queues first, and then a loader waits 5 s for each of its workers."""
     session.run(
         "import gc, types\n"
-        "from ddp_notebook.rank.cell import isolation\n"
-        "isolation.gc = types.SimpleNamespace(collect=gc.disable, get_objects=gc.get_objects)\n"
+        "from ddp_notebook.rank.cell import runner\n"
+        "runner.gc = types.SimpleNamespace(collect=gc.disable)\n"
         "def bad(batch): raise ValueError(f'corrupt {batch}')"
     )
     try:
@@ -151,7 +151,7 @@ def test_a_loader_with_a_failed_worker_is_freed_before_gc(session):
             "[one for one in gc.get_objects() if type(one).__name__ == '_MultiProcessingDataLoaderIter']"
         )
     finally:
-        session.run("isolation.gc = gc; gc.enable()")
+        session.run("runner.gc = gc; gc.enable()")
     assert [left[rank].result for rank in left.ranks] == ["[]", "[]"]
 
 
