@@ -98,7 +98,7 @@ def pids(session) -> list[int]:
     return [row.pid for row in session.status().rows]
 
 
-def test_a_stop_while_a_rank_cleans_up_returns_and_replaces_no_rank(make_session, capsys):
+def test_stops_during_the_clean_up_replace_no_rank(make_session, capsys):
     """Both presses come while rank 1 cleans up. The second one replaces ranks that do not end their cell."""
     session = make_session(2)
     session.run(SLOW, quiet=True)
@@ -155,7 +155,7 @@ _MAIN = 'Current thread 0x1 (most recent call first):\n{}  File "<string>", line
 _FRAME = '  File "/opt/site/ddp_notebook/{}", line 12 in {}\n'
 
 
-def test_a_stack_with_only_frames_of_this_package_is_a_phase_or_nothing():
+def test_frames_of_the_package_are_no_place():
     cleaning = _FRAME.format("rank/cell/isolation.py", "forget_failure") + _FRAME.format(
         "rank/cell/phases.py", "clean_up"
     )
