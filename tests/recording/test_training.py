@@ -167,10 +167,6 @@ _UNWRAPPED = (
     "The parameters of the optimizer belong to no model in DistributedDataParallel. To train together, wrap the model, "
     "and call the wrapped one\n"
 )
-_BYPASSED = (
-    "The model is wrapped in DistributedDataParallel, but its averaging was not used: call the wrapped model, not its "
-    "module, and outside no_sync()\n"
-)
 
 
 def test_ranks_that_train_apart_cause_one_line_in_the_report(ranks, capsys):

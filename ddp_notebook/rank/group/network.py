@@ -222,7 +222,7 @@ class Network:
     @property
     def trains_apart(self) -> bool:
         """Return whether the running cell trains without communication."""
-        return self._progress.trains_apart
+        return bool(self._progress.trains_apart)
 
     def end_cell(self, failure: BaseException | None, *, before_stop: bool = False) -> dict[str, Any]:
         """Clean up after a cell.
