@@ -717,7 +717,7 @@ def test_parameters_that_ddp_does_not_average(four_ranks):
     assert lines_of(*spaces) == ["model.dense.module.weight: rank 0 and rank 1 differ by up to 1 (relative 1)"]
 
 
-def test_stages_of_a_pipeline_are_not_different(four_ranks):
+def test_stages_of_a_pipeline_do_not_differ(four_ranks):
     from torch.distributed.pipelining import PipelineStage
 
     kept = []
@@ -854,6 +854,18 @@ def test_an_input_that_requires_gradients_is_no_parameter():
     assert not compare({rank: space(rank, {}) for rank in range(2)}).agrees
     assert compare({rank: space(rank, {"net": 3}) for rank in range(2)}).agrees
     assert not compare({rank: space(rank, {"net": 3, "x": 2}) for rank in range(2)}).agrees
+
+
+def test_trained_models_with_other_layers_do_not_differ():
+    def space(rank: int, stepped: Mapping[str, int]) -> dict[str, Any]:
+        return facts_of({}, stepped, part=nn.Linear(2, 2 + rank), net=net_of(rank))
+
+    both = {"part": 3, "net": 3}
+    found = compare({rank: space(rank, both) for rank in range(2)})
+    assert {str(one).partition(":")[0] for one in found.differences} == {"net.weight", "net.bias"}
+    assert "part may differ: ranks have trained models with other layers" in repr(found)
+    one_rank = compare({0: space(0, both), 1: space(1, {"net": 3})})
+    assert "part.weight: float32 (2, 2) on cpu on rank 0, float32 (3, 2) on cpu on rank 1" in repr(one_rank)
 
 
 def test_a_check_of_names_has_no_finding_of_other_variables():

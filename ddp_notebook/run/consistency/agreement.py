@@ -19,6 +19,7 @@ from ddp_notebook.run.consistency.importance import (
     is_input,
     last_steps,
     split_mistakes,
+    with_other_layers,
 )
 from ddp_notebook.run.consistency.sentences import is_compared, list_names, may_differ, notes_on, summarize, variable_of
 from ddp_notebook.run.groups.liveness import Liveness
@@ -33,6 +34,7 @@ SHARE = "share"  # kind of entries that are expected to differ: the part of the 
 WITHIN = "within"  # kind of entries that only state that another variable contains this one
 _OF_PROCESS = ("version", "setting", "random")
 _EARLIER = "of models that only earlier cells trained:"
+_OTHER_LAYERS = "ranks have trained models with other layers"
 _OF_ONE_STAGE = "of one pipeline stage"
 
 
@@ -185,7 +187,11 @@ def compare(
     comparison.compare_all()
     same, real = comparison.same, comparison.real_differences
     if not names:
-        real = tuple(one for one in by_importance(real, steps, earlier) if not is_input(one, steps))
+        for one in with_other_layers(real, of_ranks):
+            comparison.by_design.setdefault(_OTHER_LAYERS, []).append(one)
+        others = comparison.by_design.get(_OTHER_LAYERS, [])
+        real = tuple(one for one in real if variable_of(one.entry) not in others and not is_input(one, steps))
+        real = tuple(by_importance(real, steps, earlier))
     notes = [*notes_on(same), *may_differ(comparison.by_design)]
     if comparison.has_only_process_state:
         notes.append("no modules, optimizers or data were found")

@@ -41,6 +41,23 @@ def is_input(one: Difference, steps: Mapping[str, int]) -> bool:
     return bool(steps) and one.kind == "parameter" and one.entry == variable_of(one.entry) and one.entry not in steps
 
 
+def with_other_layers(differences: Sequence[Difference], by_rank: Facts) -> set[str]:
+    """Return the models and optimizers with other shapes on some rank, although all ranks trained them.
+
+    Such ranks cannot have trained one model together, because averages of gradients need equal shapes.
+    """
+    found = set()
+    for one in differences:
+        variable = variable_of(one.entry)
+        is_model = one.kind == "parameter" and one.entry != variable
+        has_shapes = all("(" in (part.value or "(") for part in one.parts)  # numbers, such as `step`, have none
+        is_optimizer = one.kind == "optimizer" and (one.entry == variable or has_shapes)
+        was_trained = all(variable in facts.get("stepped", ()) for facts in by_rank.values())
+        if (is_model or is_optimizer) and not one.is_inside and was_trained:
+            found.add(variable)
+    return found
+
+
 def by_importance(
     differences: Sequence[Difference], steps: Mapping[str, int], earlier: Collection[str]
 ) -> list[Difference]:
