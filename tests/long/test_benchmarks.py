@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import math
+from typing import Any
 
 import pytest
 
-_SHORT = {
+_SHORT: dict[str, dict[str, Any]] = {
     "cell": {"blocks": 1, "per_block": 5},
     "cold": {"blocks": 2},
     "collective": {"blocks": 2},
