@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ddp_notebook.launch.options import StartOptions
-from tests.findings.programs import MODEL
+from tests.findings.programs import MODEL, RIGHT
 
 SEED = random.SystemRandom().randrange(1000)
 
@@ -40,6 +40,11 @@ for step in range(6):
 
 def test_a_right_program_has_no_finding(run):
     assert run(MODEL + LOOP.format(forward="model(x)")) == []
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_programs_have_no_finding(run, name):
+    assert run(MODEL + RIGHT[name]) == []
 
 
 @pytest.mark.parametrize("logs", [False, True])
@@ -192,6 +197,72 @@ def test_same_epoch_again(run):
     found = run(MODEL + EPOCHS)
     assert len(found) == 1 and found[0].startswith("step 5: another pass over the data has the order of the last one")
     assert run(MODEL + EPOCHS.replace("    for x", "    sampler.set_epoch(epoch)\n    for x")) == []
+
+
+@pytest.mark.parametrize("wrap", ["DDP(net)", "__import__('torch.distributed.fsdp').distributed.fsdp.fully_shard(net)"])
+def test_same_batches(run, wrap):
+    code = MODEL.replace("10 + rank", "10").replace("DDP(net)", wrap)
+    assert run(code + LOOP.format(forward="model(x)")) == [
+        "steps 1-3: ranks 0,1 gave model the same inputs, which changed from step to step; give each rank its own part "
+        "of the data with DistributedSampler, or its own seed (# ddp: ok same-batches)"
+    ]
+    assert run(MODEL.replace("DDP(net)", wrap) + LOOP.format(forward="model(x)")) == []
+    assert run(code + LOOP.format(forward="model(torch.ones(4, 8))")) == []
+
+
+def test_a_loss_that_is_not_finite(run):
+    where = random.Random(SEED)
+    bad, at = where.randrange(2), where.randrange(5)
+    code = MODEL + LOOP.format(forward=f"(model(x) * (float('nan') if rank == {bad} and step == {at} else 1))")
+    found = run(code)
+    assert len(found) == 1 and found[0].startswith(f"rank {bad}, step {at + 1}: the loss was NaN or infinite"), found
+
+
+def test_a_gradient_that_is_not_finite(run):
+    bad, at = 1, random.Random(SEED).randrange(4)
+    code = MODEL + "net[0].weight.register_hook(lambda g: g * float('nan') if rank == 1 and step == AT else g)\n"
+    found = [
+        line.replace("Sequential 2", "Sequential")
+        for line in run(code.replace("AT", str(at)) + LOOP.format(forward="model(x)"))
+    ]
+    assert found == [
+        f"rank {bad}, step {at + 1}: the gradients in bucket 0 of Sequential were NaN or infinite before they were "
+        "averaged, so the parameters are not finite any more; skip a step on all ranks if a gradient is not finite on "
+        "one (# ddp: ok not-finite)"
+    ]
+
+
+LOADER = """
+from torch.utils.data import DataLoader
+data, steps = torch.randn(48, 8), 0
+data[4 * BAD] = -99.0
+for x in DataLoader(data, batch_size=4):
+    if rank == WHICH and x.min() < -50 or steps == 8: continue
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+    steps += 1
+    if rank == 0 and steps == 3:  # an evaluation
+        for _ in DataLoader(data, batch_size=10): pass
+"""
+
+
+def test_a_skipped_batch(run):
+    where = random.Random(SEED)
+    bad, rank = where.randrange(6), where.randrange(2)
+    code = MODEL + LOADER.replace("BAD", str(bad)).replace("WHICH", str(rank))
+    each = f"batch {bad + 1} on rank {1 - rank} and batch {bad + 2} on rank {rank}"
+    assert [line for line in run(code) if "skipped-batch" in line] == [
+        f"step {bad + 1}: gradients of {each} are averaged, because ranks have drawn different numbers of batches from "
+        "their loader; skip a batch on all ranks or on none (# ddp: ok skipped-batch)"
+    ]
+    assert run(code.replace("< -50", "< -500")) == []
+
+
+def test_a_gradient_scaler_skips_steps(run):
+    code = MODEL + "scaler = torch.amp.GradScaler('cpu', init_scale=2.0**127, growth_interval=1)\n"
+    loop = LOOP.format(forward="model(x)").replace("loss.backward()", "scaler.scale(1e3 * loss).backward()")
+    assert run(code + loop.replace("optimizer.step()", "scaler.step(optimizer); scaler.update()")) == []
 
 
 def test_quiet_findings(session, capsys, monkeypatch):

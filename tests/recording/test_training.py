@@ -216,8 +216,8 @@ def test_a_step_whose_gradients_an_earlier_cell_has_averaged(ranks, kind, capsys
     for code in ("model(torch.ones(2, 4)).sum().backward()", "optimizer.step()", "optimizer.zero_grad()"):
         ranks.run(code)
     assert "train apart" not in capsys.readouterr().err
-    ranks.run("optimizer.step()")  # with the same gradients, or none; nothing was sent since
-    assert "no collective, send or receive averaged a gradient in this cell" in capsys.readouterr().err
+    ranks.run("optimizer.step()")  # without gradients, so nothing is trained
+    assert capsys.readouterr().err == ""
 
 
 def test_only_the_ranks_that_train_apart_are_named():

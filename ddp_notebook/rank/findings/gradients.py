@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,3 +48,24 @@ def _sample(gradient: torch.Tensor) -> torch.Tensor:
 
 def _whole(gradient: torch.Tensor) -> torch.Tensor:
     return gradient
+
+
+_MOST_OUTPUTS = 4
+
+
+def is_finite(outputs: Sequence[torch.Tensor]) -> bool:
+    """Return False if a loss is NaN or infinite. Reads only single numbers on the CPU."""
+    return unseen(_is_finite, outputs)
+
+
+def _is_finite(outputs: Sequence[torch.Tensor]) -> bool:
+    for one in outputs[:_MOST_OUTPUTS]:
+        if type(one) is torch.Tensor and one.is_cpu and one.numel() == 1 and not math.isfinite(one.item()):
+            return False
+    return True
+
+
+def are_finite(gradients: Sequence[torch.Tensor]) -> bool:
+    """Return whether all gradients are finite. Reads all their elements."""
+    with torch.no_grad():
+        return unseen(lambda: all(bool(local(one).isfinite().all()) for one in gradients))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.distributed import get_world_size
+from torch.distributed import get_process_group_ranks, get_world_size
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.record.training.buckets import Model
@@ -89,6 +89,18 @@ def parameters_of(model: DistributedDataParallel) -> dict[str, torch.nn.Paramete
 def has_several_ranks(model: DistributedDataParallel) -> bool:
     """Return whether a DDP model is on more than one rank."""
     return get_world_size(model.process_group) > 1
+
+
+def ranks_of(model: Any) -> list[int]:
+    """Return the ranks that average gradients of a DDP model, or of an FSDP model on a mesh of one dimension.
+
+    Returns [] for other meshes: their dimensions may have another purpose than data parallelism.
+    """
+    if isinstance(model, DistributedDataParallel):
+        return list(map(int, get_process_group_ranks(model.process_group)))
+    meshes = {id(p.device_mesh): p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}
+    mesh = next(iter(meshes.values())) if len(meshes) == 1 else None
+    return [] if mesh is None or mesh.ndim != 1 else [int(rank) for rank in mesh.mesh.tolist()]
 
 
 def variable_of(value: object, namespace: Mapping[str, Any]) -> str:

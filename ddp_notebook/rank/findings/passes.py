@@ -9,6 +9,8 @@ from torch.utils.data import DistributedSampler
 
 from ddp_notebook.stdlib import weakref
 
+_MOST = 100
+
 
 class _Pass:
     """A pass of a loader."""
@@ -22,6 +24,17 @@ class _Pass:
         self.is_over = self.trains = False
 
 
+class _Draws:
+    """Batches of one iterator of a loader."""
+
+    __slots__ = ("at_backward", "count", "iterator", "number")
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = weakref.ref(iterator)
+        self.count = self.at_backward = 0
+        self.number = -1  # among the iterators with a backward, since one rank may evaluate alone
+
+
 class Passes:
     """Passes of the running cell.
 
@@ -32,6 +45,12 @@ class Passes:
     def __init__(self, note: Callable[..., None]) -> None:
         self._note = note
         self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()  # last pass by sampler
+        self._draws: weakref.WeakKeyDictionary[Any, _Draws] = weakref.WeakKeyDictionary()  # by iterator
+        self._last: _Draws | None = None
+        self._numbers = self.last_step = 0
+        self._position: tuple[int, int] | None = None
+        self._expected = (0, 0, 0)
+        self.draws: list[list[int]] = []  # step, number of the pass, number of batches drawn in it
         self._running: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()  # by iterator
 
     def begin_cell(self) -> None:
@@ -39,6 +58,11 @@ class Passes:
         if self._passes or self._running:
             self._passes.clear()
             self._running.clear()
+        if self._last is not None:
+            self._draws.clear()
+            self.draws = []
+            self._last = self._position = None
+            self._numbers = self.last_step = 0
 
     def begin(self, loader: Any, iterator: Any, steps: int) -> None:
         """Start a pass. Notes one that repeats the order of the last one, if both are used for training."""
@@ -64,6 +88,33 @@ class Passes:
 
     def batch(self, iterator: Any) -> None:
         """Count a batch."""
+        last = self._last
+        if last is None or last.iterator() is not iterator:
+            last = self._draws.get(iterator)
+            if last is None:
+                last = self._draws[iterator] = _Draws(iterator)
+            self._last = last
+        last.count += 1
+
+    def note_backward(self) -> None:
+        """Keep the position of the loader from which the batch of a backward comes: the last one that was used."""
+        if (last := self._last) is None or last.count == last.at_backward:
+            return
+        if last.number < 0:
+            self._numbers += 1
+            last.number = self._numbers - 1
+        last.at_backward = last.count
+        self._position = last.number, last.count
+
+    def end_step(self, step: int) -> None:
+        """Keep the position at a step, if it is not one batch after the last one."""
+        if (position := self._position) is None:
+            return
+        number, count = position
+        if (self._expected != (number, count, step) or not self.draws) and len(self.draws) < _MOST:
+            self.draws.append([step, number, count])
+        self.last_step = step
+        self._expected = number, count + 1, step + 1
 
     def end_cell(self, steps: int) -> None:
         """End the passes that a cell has left early."""

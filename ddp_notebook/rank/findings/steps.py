@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.rank.findings.gradients import are_zero
+from ddp_notebook.rank.findings.batches import Batches
+from ddp_notebook.rank.findings.gradients import are_finite, are_zero, is_finite
 from ddp_notebook.rank.findings.held import (
     Held,
     Seen,
@@ -20,6 +21,7 @@ from ddp_notebook.rank.findings.held import (
     model_name,
     names_of,
     parameters_of,
+    ranks_of,
     variable_of,
 )
 from ddp_notebook.rank.findings.passes import Passes
@@ -65,6 +67,9 @@ class StepFacts(StepObserver):
         self._steps = self._elements = 0
         self._wrapped: Callable[[], Any] | None = None  # a DDP model with parameters of an optimizer
         self._of_cell: list[Held] = []
+        self._batches = Batches()
+        self._of_inputs: Callable[[], Any] | None = None  # the first model with a forward in this cell
+        self._has_bad_loss = False  # since the last step
         self.passes = Passes(self.note)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             around(owner, "zero_grad", self._around_zero_grad)
@@ -87,6 +92,8 @@ class StepFacts(StepObserver):
             self._of_cell.clear()
             self._wrapped = None
         self._facts.clear()
+        self._has_bad_loss, self._of_inputs = False, None
+        self._batches.begin_cell()
         self._elements = self._event_buffer.elements
         self.passes.begin_cell()
 
@@ -96,12 +103,33 @@ class StepFacts(StepObserver):
             return ()
         for held in self._of_cell:
             self._note_never(held)
-        if trains_apart and self._wrapped is not None and not _EXPLAIN_APART & self._facts.keys():
+        has_gradients = any(len(held.never or ()) < len(held.parameters) for held in self._of_cell)
+        if trains_apart and not self._backwards and not has_gradients:
+            self.note("idle", 1)  # for example, a loop over the learning rates of a scheduler
+        elif trains_apart and self._wrapped is not None and not _EXPLAIN_APART & self._facts.keys():
             self.note("trains-apart", 1, model=model_name(self._wrapped(), self._namespace()))
         self.passes.end_cell(self._steps)
+        self._note_averaging()
         return list(self._facts.values())
 
+    def _note_averaging(self) -> None:
+        """Note what the notebook compares between the ranks that average gradients."""
+        model = None if self._of_inputs is None else self._of_inputs()
+        ranks = [] if model is None else ranks_of(model)
+        if len(ranks) < 2:
+            return
+        name = model_name(model, self._namespace())
+        if steps := self._batches.changing():
+            self.note("batches", 0, model=name, ranks=ranks, steps=steps)
+        if draws := self.passes.draws:
+            self.note("draws", 0, ranks=ranks, draws=draws, last=self.passes.last_step)
+
     # ---- parts of a step
+
+    def inputs(self, model: Any, values: Sequence[Any]) -> None:
+        if self._of_inputs is None:
+            self._of_inputs = weakref.ref(model)
+        self._batches.add(values, self._steps)
 
     def _around_zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def zero_grad(owner: Any, *args: Any, **named: Any) -> Any:
@@ -133,6 +161,9 @@ class StepFacts(StepObserver):
         self._backwards += 1
         self._unknown += has_unknown
         self._zeroed.clear()
+        self.passes.note_backward()
+        if outputs and not self._has_bad_loss and "not-finite" not in self._facts:
+            self._has_bad_loss = not is_finite(outputs)
         for known in synchronized:
             if (seen := self._seen.get(known.name)) is not None:
                 seen.reduced += 1
@@ -153,6 +184,8 @@ class StepFacts(StepObserver):
         self._steps = step
         if self._event_buffer.backward is not None or threading.get_ident() != self._main:
             return  # a step inside a backward: the gradients are not complete
+        self._batches.end_step(step)
+        self.passes.end_step(step)
         held = self._held_by(optimizer)
         if not held.steps:
             held.first_step = step
@@ -174,6 +207,8 @@ class StepFacts(StepObserver):
                 self._with_models(held, step, set(lacking))
             if step < _FEW or parameters[0].is_cpu:
                 self._look_for_zero(optimizer, held, step, [one for one in gradients if one is not None])
+        if self._has_bad_loss:
+            self._look_for_infinite(optimizer, step, [one for one in gradients if one is not None])
         held.backwards, held.forwards = self._backwards, self._forwards
         if held.models:
             self._wrapped = held.models[0][0]
@@ -316,6 +351,13 @@ class StepFacts(StepObserver):
         if len(held.zero) == _ZERO and self._backwards > held.backwards:
             title = variable_of(optimizer, self._namespace())
             self.note("nothing-changed", held.zero[0], optimizer=title, last=step)
+
+    def _look_for_infinite(self, optimizer: Any, step: int, gradients: list[torch.Tensor]) -> None:
+        """Note a step whose loss was NaN or infinite, if its gradients are too. A gradient scaler may have skipped
+        it."""
+        self._has_bad_loss = False
+        if getattr(optimizer, "found_inf", None) is None and not are_finite(gradients):
+            self.note("not-finite", step)
 
     def _note_never(self, held: Held) -> None:
         """Note parameters that had no gradient in any step of the cell."""

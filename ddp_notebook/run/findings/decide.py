@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_notebook.records.words import name_ranks
+from ddp_notebook.run.findings.compare import compared
 from ddp_notebook.run.findings.sentences import SENTENCES
 
 
@@ -44,16 +45,19 @@ def findings_of(facts: Mapping[int, Sequence[Sequence[Any]]], ranks: Sequence[in
     for rank, own in sorted(facts.items()):
         for name, step, details in own:
             by_name.setdefault(name, {})[rank] = step, details
+    by_name = {**by_name, **compared(by_name)}
     found = []
     for name, sentence in SENTENCES.items():
         if (of_ranks := by_name.get(name)) is not None:
             first, some = _first(of_ranks)
             steps, text = sentence(first, {rank: of_ranks[rank][1] for rank in some})
-            found.append(Finding(name, () if list(some) == list(ranks) else tuple(some), steps, text))
+            is_of_all = list(some) == list(ranks) or name in _NAMES_RANKS
+            found.append(Finding(name, () if is_of_all else tuple(some), steps, text))
     return found
 
 
-_BY_RANK = {"names"}  # details that may differ between the ranks of one finding
+_NAMES_RANKS = {"same-batches", "skipped-batch"}  # their sentences name the ranks
+_BY_RANK = {"names", "batch"}  # details that may differ between the ranks of one finding
 
 
 def _first(of_ranks: Mapping[int, tuple[int, dict[str, Any]]]) -> tuple[int, list[int]]:

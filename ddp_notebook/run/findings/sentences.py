@@ -116,6 +116,44 @@ def _nothing_changed(step: int, details: Details) -> tuple[str, str]:
     )
 
 
+def _not_finite(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    if "bucket" in one:
+        return f"step {step}", (
+            f"the gradients in bucket {one['bucket']} of {one['model']} were NaN or infinite before they were "
+            "averaged, so the parameters are not finite any more; skip a step on all ranks if a gradient is not finite "
+            "on one"
+        )
+    if one.get("everywhere"):
+        return f"step {step}", (
+            "the losses of all ranks were NaN or infinite, and the optimizer step took their gradients; a step before "
+            "this one has changed the parameters to such values, or all ranks have such data"
+        )
+    return f"step {step}", (
+        "the loss was NaN or infinite, and the optimizer step took its gradients, so the parameters are not finite any "
+        "more; look at the batch of this step, and skip the step on all ranks if the loss is not finite on one"
+    )
+
+
+def _same_batches(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    return _span(step, one["last"]), (
+        f"{list_ranks(list(details))} gave {one['model']} the same inputs, which changed from step to step; give each "
+        "rank its own part of the data with DistributedSampler, or its own seed"
+    )
+
+
+def _skipped_batch(step: int, details: Details) -> tuple[str, str]:
+    batches: dict[int, list[int]] = {}
+    for rank, one in details.items():
+        batches.setdefault(one["batch"], []).append(rank)
+    each = [f"batch {batch} on {list_ranks(ranks)}" for batch, ranks in sorted(batches.items())]
+    return f"step {step}", (
+        f"gradients of {_and(each)} are averaged, because ranks have drawn different numbers of batches from their "
+        "loader; skip a batch on all ranks or on none"
+    )
+
+
 def _trains_apart(step: int, details: Details) -> tuple[str, str]:
     return f"step {step}", (
         f"no collective, send or receive averaged a gradient in this cell, although {_one(details)['model']} is in "
@@ -137,6 +175,9 @@ SENTENCES: dict[str, Callable[[int, Details], tuple[str, str]]] = {
     "loss-without-path": _loss_without_path,
     "unused-parameters": _unused,
     "no-gradient": _no_gradient,
+    "not-finite": _not_finite,
+    "skipped-batch": _skipped_batch,
+    "same-batches": _same_batches,
     "trains-apart": _trains_apart,
     "nothing-changed": _nothing_changed,
     "same-epoch": _same_epoch,

@@ -1,0 +1,87 @@
+"""Checksums of the inputs of models, to find ranks that train on the same data."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ddp_notebook.rank.hide_from_profiler import unseen
+
+_FIRST, _PERIOD, _RUN = 16, 64, 4  # checksums of the first steps of a cell, and of 4 consecutive ones of each 64
+_WHOLE_BYTES = 1 << 16  # larger tensors are sampled
+_PARTS = 64
+_MOST = 120  # steps with checksums that are kept
+_CONSECUTIVE = 3
+
+
+class Batches:
+    """Checksums of the inputs in the steps of the running cell."""
+
+    def __init__(self) -> None:
+        self.of_steps: list[tuple[int, int]] = []  # step and checksum
+        self._sum = 0  # of the inputs since the last step
+        self._is_known = True  # False if an input of this step could not be read
+
+    def begin_cell(self) -> None:
+        """Forget the steps of the last cell."""
+        self.of_steps.clear()
+        self._sum, self._is_known = 0, True
+
+    def add(self, values: Iterable[Any], steps: int) -> None:
+        """Add the inputs of a forward in the step after `steps`."""
+        if (steps < _FIRST or steps % _PERIOD < _RUN) and self._is_known:
+            found = unseen(checksum, values, self._sum)
+            self._is_known = found is not None
+            self._sum = found or 0
+
+    def end_step(self, step: int) -> None:
+        """End a step, the first one of a cell is 1."""
+        if self._sum and self._is_known:
+            if len(self.of_steps) == _MOST:
+                del self.of_steps[_FIRST : _FIRST + _RUN]
+            self.of_steps.append((step, self._sum))
+        self._sum, self._is_known = 0, True
+
+    def changing(self) -> list[list[int]]:
+        """Return the steps with their checksums; empty if no three consecutive steps have different inputs."""
+        some = self.of_steps
+        for at in range(len(some) - _CONSECUTIVE + 1):
+            three = some[at : at + _CONSECUTIVE]
+            if three[-1][0] - three[0][0] == _CONSECUTIVE - 1 and len({one for _, one in three}) == _CONSECUTIVE:
+                return [list(one) for one in some]
+        return []
+
+
+def checksum(values: Iterable[Any], start: int = 0) -> int | None:
+    """Return a checksum of the tensors in some values; None if one is not on the CPU or cannot be read.
+
+    Example:
+        >>> checksum([torch.ones(2)]) == checksum([{"x": torch.ones(2)}]), checksum([torch.ones(2)]) == checksum([])
+        (True, False)
+    """
+    found = start
+    for tensor in _tensors(values):
+        if type(tensor) is not torch.Tensor or not tensor.is_cpu or tensor.layout is not torch.strided:
+            return None
+        part = tensor.detach()
+        if part.nbytes > _WHOLE_BYTES:
+            flat = part.reshape(-1)
+            length = _WHOLE_BYTES // _PARTS // part.element_size()
+            part = flat.as_strided((_PARTS, length), ((flat.numel() - length) // (_PARTS - 1), 1))
+        data: Any = part.contiguous().view(-1).view(torch.uint8).numpy()
+        found = zlib.crc32(data, found)
+    return found
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.numel() > 1:  # single numbers, such as a time, are no batch
+                yield value
+        elif isinstance(value, Mapping):
+            yield from _tensors(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
