@@ -56,6 +56,7 @@ class Held:
         self.apart: tuple[int, str, str] | None = None  # step, model and cause of a step without averaging
         self.zero: list[int] = []  # consecutive steps with zero gradients
         self.not_zero = 0  # index of a gradient that was not zero
+        self.has_gradients = True  # at the last step
         self.idle = 0  # consecutive steps without any backward
         self.never: set[int] | None = None  # parameters that had no gradient in any step of the cell
         self.first_step = 0
@@ -98,8 +99,10 @@ def ranks_of(model: Any) -> list[int]:
     """
     if isinstance(model, DistributedDataParallel):
         return list(map(int, get_process_group_ranks(model.process_group)))
-    meshes = {id(p.device_mesh): p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}
-    mesh = next(iter(meshes.values())) if len(meshes) == 1 else None
+    meshes = [p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")]
+    mesh = (
+        meshes[0] if meshes and all(one == meshes[0] for one in meshes) else None
+    )  # equal ones may be several objects
     return [] if mesh is None or mesh.ndim != 1 else [int(rank) for rank in mesh.mesh.tolist()]
 
 

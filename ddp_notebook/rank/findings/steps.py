@@ -38,6 +38,8 @@ _ZERO = 3  # steps with zero gradients before a finding: one may have a loss wit
 _FEW = 4  # first steps of a cell; only these read gradients on a GPU, which waits for it
 _SMALL = 4  # communication of less than 1/4 of the gradients' elements cannot have averaged them
 _MOST_ZEROED = 64
+# Steps whose gradients are looked at: the first ones of an optimizer in a cell, then each eighth, and unusual ones.
+_FIRST, _EACH = 16, 8
 _EXPLAIN_APART = {"ddp-bypassed", "loss-without-path", "no-gradient", "optimizer-of-another-model"}
 
 
@@ -191,24 +193,8 @@ class StepFacts(StepObserver):
             held.first_step = step
             self._of_cell.append(held)
         held.steps += 1
-        parameters = held.parameters
-        gradients = [p.grad for p in parameters]
-        lacking = [i for i, gradient in enumerate(gradients) if gradient is None]
-        if held.never is None:
-            held.never = set(lacking)
-        elif held.never:
-            held.never.intersection_update(lacking)
-        if len(lacking) == len(parameters):
-            if held.is_trainable:
-                self._without_gradients(optimizer, held, step)
-        else:
-            held.idle = 0
-            if held.models and self._backwards > held.backwards:
-                self._with_models(held, step, set(lacking))
-            if step < _FEW or parameters[0].is_cpu:
-                self._look_for_zero(optimizer, held, step, [one for one in gradients if one is not None])
-        if self._has_bad_loss:
-            self._look_for_infinite(optimizer, step, [one for one in gradients if one is not None])
+        if held.steps <= _FIRST or held.steps % _EACH == 0 or self._is_unusual(held):
+            self._look_at_gradients(optimizer, held, step)
         held.backwards, held.forwards = self._backwards, self._forwards
         if held.models:
             self._wrapped = held.models[0][0]
@@ -216,6 +202,38 @@ class StepFacts(StepObserver):
             for _, known, _ in held.models:
                 if (seen := self._seen.get(known.name)) is not None:
                     held.counts[known.name] = seen.counts
+
+    def _is_unusual(self, held: Held) -> bool:
+        """Return whether the gradients of a step must be looked at. In a long loop most steps are like the ones
+        before."""
+        if held.never or held.zero or held.idle or self._has_bad_loss or self._zeroed or not held.has_gradients:
+            return True
+        if self._backwards == held.backwards:
+            return True
+        for _, known, _ in held.models:
+            if not self._since_step(held, known)[3] or not self._seen[known.name].complete:
+                return True
+        return False
+
+    def _look_at_gradients(self, optimizer: Any, held: Held, step: int) -> None:
+        parameters = held.parameters
+        gradients = [p.grad for p in parameters]
+        lacking = [i for i, gradient in enumerate(gradients) if gradient is None]
+        if held.never is None:
+            held.never = set(lacking)
+        elif held.never:
+            held.never.intersection_update(lacking)
+        held.has_gradients = len(lacking) < len(parameters)
+        if held.has_gradients:
+            held.idle = 0
+            if held.models and self._backwards > held.backwards:
+                self._with_models(held, step, set(lacking))
+            if step < _FEW or parameters[0].is_cpu:
+                self._look_for_zero(optimizer, held, step, [one for one in gradients if one is not None])
+        elif held.is_trainable:
+            self._without_gradients(optimizer, held, step)
+        if self._has_bad_loss:
+            self._look_for_infinite(optimizer, step, [one for one in gradients if one is not None])
 
     def _held_by(self, optimizer: Any) -> Held:
         held = self._held.get(optimizer)
