@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import re
 import string
@@ -95,4 +96,32 @@ def read(table: str) -> list[Program]:
                 draws={key[1:]: tuple(re.findall("`([^`]*)`", value)) for key, value in lines if key[0] == "$"},
             )
         )
+    return programs
+
+
+_LIBRARIES = {
+    "accelerate": "https://github.com/huggingface/accelerate",
+    "lightning": "https://github.com/Lightning-AI/pytorch-lightning",
+    "torchmetrics": "https://github.com/Lightning-AI/torchmetrics",
+    "transformers": "https://github.com/huggingface/transformers",
+    "torch": "https://github.com/pytorch/pytorch",
+}
+
+
+def of_libraries() -> list[Program]:
+    """Return the programs of `tests/libraries` whose library is installed."""
+    folder, programs = Path(__file__).parents[1] / "libraries" / "programs", []
+    for path in sorted(folder.glob("*.py")):
+        library = path.stem.removeprefix("with_") if path.stem.startswith("with_") else "torch"
+        if importlib.util.find_spec(library) is not None:
+            start = "import os; os.environ.update({'HF_HUB_OFFLINE': '1', 'TOKENIZERS_PARALLELISM': 'false'})\n"
+            programs.append(
+                Program(
+                    name=f"tests/libraries/programs/{path.name}",
+                    source=_LIBRARIES[library],
+                    code=start + path.read_text(),
+                    world_size=4,
+                    timeout_s=120.0,
+                )
+            )
     return programs

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.training_programs.program import FALSE_ADVICE, PRELUDE, Program, read
+from tests.training_programs.program import FALSE_ADVICE, PRELUDE, Program, of_libraries, read
 
 PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "training_tables.md"
 TABLES = {table: read(table) for table in ("wrong", "right", "deliberate")}
+TABLES["right"] += of_libraries()
 NAMED, NOTICED, MISSED, MISLED, SILENT = "named", "noticed only", "missed", "wrong cause", "silent"
 _FORGET = """
 for _name in [name for name in globals() if name not in _kept_names]: del globals()[_name]
@@ -88,6 +89,7 @@ class Runner:
     def __init__(self) -> None:
         self._session: Any = None
         self._known: tuple[str, ...] = ()  # mistakes of earlier programs, which a check repeats
+        self._reported = 0  # cell of the last report
 
     def __enter__(self) -> Runner:
         return self
@@ -118,14 +120,15 @@ class Runner:
         report = check = ""
         try:
             found = session.report()
-            report = "\n".join(note for note in found.notes if not _OF_TIMES.match(note))
+            if found.cell != self._reported:
+                report = "\n".join(note for note in found.notes if not _OF_TIMES.match(note))
+            self._reported = found.cell
         except Exception as error:
             report = "" if "cell" in str(error) else str(error)  # no cell has trained
         try:
             agreement = session.check()
             hints = [note for note in agreement.notes if "each rank reads all" in note or "NaN" in note]
             mistakes = [one for one in agreement.mistakes if one not in self._known]
-            self._known = agreement.mistakes
             check = "\n".join([*map(str, agreement.differences), *mistakes, *hints])
         except Exception:
             self.stop()
@@ -140,10 +143,12 @@ class Runner:
             if self._session is not None and self._session.world_size == world_size:
                 try:
                     self._session.run(_FORGET, quiet=True, timeout_s=20)
+                    self._known = self._session.check().mistakes
                     return self._session
                 except Exception:
                     pass
             self.stop()
+            self._known, self._reported = (), 0
             self._session = api.start(world_size, grace_s=3.0, hang_after_s=3.0)
             self._session.run(PRELUDE + "\ntorch.manual_seed(0)\n_kept_names = {*globals(), '_kept_names'}", quiet=True)
         return self._session
