@@ -44,7 +44,8 @@ _LEGEND = """
 - *Right* programs must be *silent*.
 - *Deliberate* programs do something unusual on purpose. They may be noticed. *Wrong cause*: they were called wrong."""
 # Notes of the report about times, or about the choice of the cell
-_OF_TIMES = re.compile(r"Bubble of|cell \d+ ran later")
+_OF_TIMES = re.compile(r"Bubble of|cell \d+ ran later|\d+ ranks on \d+ cores")
+_OF_GROUP = "no default process group after this cell"  # a script that ends its group
 _OUTPUT = re.compile(r"^\[[\d, -]+\] ")  # a line that a rank has printed
 _CLEAN = re.compile(r"(succeeded|stopped): ranks?[^\n]*|^--- ranks? [\d,-]+ ---$", re.MULTILINE)
 # Sentences that call a program wrong.
@@ -158,6 +159,7 @@ def _plain(text: str) -> str:
     """Return the text of the session under a cell, without the output of the program and of torch."""
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n")
     lines = [line for line in _CLEAN.sub("", text).split("\n") if line.strip()]
+    lines = [line for line in lines if _OF_GROUP not in line]
     return "\n".join(line for line in lines if not _OUTPUT.match(line) or "ddp_notebook: " in line)
 
 
