@@ -164,6 +164,21 @@ def test_the_reason_is_true_and_the_cell_ends(ranks, capsys, name):
     check_usable(ranks)
 
 
+GROUPS = {  # programs that make groups on some ranks only
+    "of itself": "if rank == 0: group = dist.new_group([0])",
+    "subgroups": "if rank == 0: groups = dist.new_subgroups(1)",
+    "more often": "for _ in range(1 + rank): group = dist.new_group([rank])",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "of itself" else pytest.mark.long) for n in GROUPS])
+def test_the_cell_after_groups_of_some_ranks_works(ranks, name):
+    """torch counts groups, and names the next one after the count."""
+    ranks.run(GROUPS[name])
+    for _ in range(2):
+        check_usable(ranks)
+
+
 ARRIVES = {  # programs in which a rank has ended the cell, and another rank waits for it, but not in vain
     "a thread": (
         "def work(): time.sleep(1.5); dist.all_reduce(torch.ones(3))\n"

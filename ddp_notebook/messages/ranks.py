@@ -93,6 +93,7 @@ class RunCell(Message):
         None  # merge identical lines of ranks, also in a notebook that attaches later; None: session setting
     )
     missing: list[int] = field(default_factory=list)  # ranks of the group that do not run this cell
+    groups_made: int = 0  # least number of groups to count from, because earlier cells made groups on some ranks only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +282,7 @@ class CellDone(Message, shown=True):
     operation: dict[str, Any] | None = None  # the `Operation` that failed or was aborted
     was_freed: bool = False  # the operation was aborted because of other ranks; the cell itself has no error
     group: dict[str, Any] = field(default_factory=dict)  # state of the process groups
+    groups_made: int = 0  # number of groups that torch has counted, if the cell has changed it
     # An optimizer stepped repeatedly, but the rank sent nothing to other ranks: how, a key of `records.words.APART`.
     trains_apart: str = ""
     findings: list[Any] = field(default_factory=list)  # facts about its training: name, step and details of each

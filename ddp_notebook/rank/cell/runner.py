@@ -214,9 +214,7 @@ class Runner:
         self.running = (cell.cell, time.monotonic())
         self._interrupted = False  # before the next line: a later interrupt belongs to this cell and must not be lost
         try:
-            phases.start_cell(
-                lambda: reserve.use_patiently(lambda: self._begin(cell.cell), time.monotonic() + _PATIENCE_S)
-            )
+            phases.start_cell(lambda: reserve.use_patiently(lambda: self._begin(cell), time.monotonic() + _PATIENCE_S))
         except MemoryError:
             reserve.use_patiently(lambda: self.lose(cell.cell))
             return
@@ -257,10 +255,10 @@ class Runner:
             self._collects = False
             phases.clean_up(gc.collect)
 
-    def _begin(self, cell: int) -> None:
+    def _begin(self, cell: RunCell) -> None:
         """Prepare this process for a cell. May be called again after a MemoryError."""
         self._collect()
-        self._network.begin_cell(cell)
+        self._network.begin_cell(cell.cell, cell.groups_made)
         pymp.restore()
         self._streams.begin()
 

@@ -111,6 +111,7 @@ class Network:
         self._progress = Progress(self.recorder, self._models.kind_of)
         self._cell: int | None = None
         self._last_cell = 0
+        self._groups_before = 0  # number of counted groups before the cell
         self._main = threading.main_thread().ident or 0
         self._is_broken = False  # an operation failed and broke its group
         try:
@@ -212,8 +213,14 @@ class Network:
 
     # ---- cells
 
-    def begin_cell(self, cell: int) -> None:
-        """Prepare for a cell."""
+    def begin_cell(self, cell: int, groups_made: int = 0) -> None:
+        """Prepare for a cell.
+
+        Args:
+            groups_made: least number of groups to count from.
+        """
+        self.connections.count_groups_from(groups_made)
+        self._groups_before = self.connections.groups_made
         self._cell = self._last_cell = cell
         self.children.seen = None
         self._progress.begin()
@@ -233,10 +240,12 @@ class Network:
 
         Returns:
             Fields of `CellDone`. Empty after a cell that ended normally, unless its ranks train without
-            synchronization.
+            synchronization, or have made groups.
         """
         self._cell = None
-        apart = {"trains_apart": how} if (how := self._progress.trains_apart) else {}
+        apart: dict[str, Any] = {"trains_apart": how} if (how := self._progress.trains_apart) else {}
+        if (made := self.connections.groups_made) != self._groups_before:
+            apart["groups_made"] = made
         release = self.release
         release.end()
         recorder = self.recorder

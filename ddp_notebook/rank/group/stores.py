@@ -305,6 +305,7 @@ class SessionStore(Store):
         return f"/{rest}" if first.isdecimal() else f"/{first}/{rest}"
 
 
+waiting.session_stores.add(SessionStore)
 # torch holds clients only in C++ and calls their Python objects, so these must stay alive. Each takes about 1 kB.
 _living: list[SessionStore] = []
 

@@ -14,6 +14,7 @@ A wait at a server, or for the other workers of a `TCPStore`, is ended by closin
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
 
-from ddp_notebook.stdlib import contextlib, functools, socket, threading, time
+from ddp_notebook.stdlib import contextlib, functools, os, socket, threading, time
 
 _SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # interval between two polls of a store, which itself polls every 10 ms
 _MOST_S = 3600.0  # limit of one connection attempt: Python rejects more than 292 years
@@ -182,6 +183,9 @@ class StoreWait(NamedTuple):
 
 
 _store_waits: dict[int, StoreWait] = {}  # by thread
+session_stores: set[type[Store]] = set()  # types of stores that only ranks of the session use
+# Keys of calls from these folders are no keys of the user.
+_INTERNAL = (os.path.dirname(os.path.dirname(__file__)) + os.sep, os.path.dirname(torch.__file__) + os.sep)
 
 
 def store_wait(thread: int) -> dict[str, Any]:
@@ -231,7 +235,10 @@ def multi_get(store: Store, keys: Sequence[str]) -> list[bytes]:
 
 def _at_store(original: Callable[..., Any], store: Any, keys: Sequence[str], what: Any, *timeout: timedelta) -> Any:
     limit = timeout[0] if timeout else store.timeout
-    with waits_at_store(f"store.{original.__name__}", limit.total_seconds(), keys):
+    caller = sys._getframe(2).f_code.co_filename
+    name, shown = (f"store.{original.__name__}", keys) if not caller.startswith(_INTERNAL) else ("", ())
+    is_of_session = type(_below(store)) in session_stores
+    with waits_at_store(name, limit.total_seconds(), shown, is_of_session=is_of_session):
         return _wait_at_store(original, store, keys, what, limit, *timeout)
 
 
@@ -254,9 +261,14 @@ def _wait_at_store(
 
 def _is_in_process(store: Store) -> bool:
     """Return whether the store has no server."""
+    return isinstance(_below(store), FileStore | HashStore)
+
+
+def _below(store: Store) -> Store:
+    """Return the store below the prefixes of this one."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return isinstance(store, FileStore | HashStore)
+    return store
 
 
 def _expire(original: Callable[..., Any], store: Any, what: Any, limit: timedelta) -> Any:

@@ -178,6 +178,7 @@ class CellRun:
         one.status, one.duration_s, one.has_group = done.status, done.duration_s, done.has_group
         one.place, one.was_freed, one.group = done.place, done.was_freed, done.group
         one.trains_apart, one.findings = done.trains_apart, done.findings
+        one.groups_made = done.groups_made
         if done.operation is not None:
             one.operation = Operation.from_json(done.operation)
         if done.status != "ok":

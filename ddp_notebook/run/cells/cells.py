@@ -98,6 +98,7 @@ class Cells:
         self.on_shown: Callable[[int], object] = lambda _: None  # called with the number of each shown cell
         self.elsewhere: ForeignCells | None = None  # cells of the driver; None: this notebook is the driver
         self._closed = False
+        self._groups_made = 0  # largest number of groups that a rank has counted
 
     # ---- running one
 
@@ -161,6 +162,7 @@ class Cells:
                     record=record,
                     folds=folds,
                     missing=sorted({*self._cluster.ranks} - {*ranks}),
+                    groups_made=self._groups_made,
                 )
                 beside = beside if screen is not None else None
                 watch = self.watch(run, interrupts, screen, beside, waiter, timeout_s)
@@ -221,6 +223,8 @@ class Cells:
             run.leave()
             if beside is not None:
                 beside.end(run.number)
+        made = [one.groups_made for one in run.result.by_rank.values() if one.groups_made]
+        self._groups_made = max(self._groups_made, *made) if made else self._groups_made
         pending = run.pending
         if not self._cluster.is_running or self._closed:
             return pending, []

@@ -140,6 +140,7 @@ class RankResult:
     was_freed: bool = False  # it did not fail by itself: its operation was aborted because other ranks were missing
     group: dict[str, Any] = field(default_factory=dict)  # state of its groups after a cell that did not succeed
     trains_apart: str = ""  # its optimizers made steps, but it sent nothing to other ranks, see `APART`
+    groups_made: int = 0  # number of groups that torch has counted on the rank, if the cell has changed it
     findings: list[Any] = field(default_factory=list)  # facts about its training, see `run.findings`
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.messages.ranks import Probe, Vitals
+from ddp_notebook.records.phases import WORDS
 from ddp_notebook.run.groups.probe import why_silent
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.status import RankStatus, Status
@@ -100,7 +101,7 @@ def _state(cluster: Cluster, rank: int, vitals: Vitals | None, why: str, is_bloc
     if unheard := cluster.process(rank).host.unheard:
         return unheard.partition(";")[0]
     if vitals is None and why:
-        return f"no answer: {why}"
+        return why if why in WORDS else f"no answer: {why}"
     if vitals is None:
         silent_s = cluster.silent_s(rank)
         return f"silent for {silent_s:.0f} s" if silent_s > SILENT_S else "too busy to answer"
@@ -110,5 +111,5 @@ def _state(cluster: Cluster, rank: int, vitals: Vitals | None, why: str, is_bloc
         return f"its state cannot be read: {vitals.unread}"
     if not vitals.running_cell:
         return "in no cell" if is_blocked else "idle"
-    doing = f"has failed ({vitals.failed})" if vitals.failed else vitals.where
+    doing = f"has failed ({vitals.failed})" if vitals.failed else vitals.where or vitals.phase
     return f"in a cell for {vitals.running_s:.1f} s" + (f": {doing}" if doing else "")

@@ -217,6 +217,15 @@ class Connections:
         """
         return int(distributed_c10d._world.group_count) if is_initialized() else 0
 
+    def count_groups_from(self, least: int) -> None:
+        """Let torch count the next group from this number on, at least.
+
+        A cell may have made groups on some ranks only. The next group would have different names on the ranks, and they
+        would wait for each other.
+        """
+        if self.groups_made and self.groups_made < least:
+            distributed_c10d._world.group_count = least
+
     def replace(self, successors: dict[str, ProcessGroup]) -> list[ProcessGroup]:
         """Route operations through these groups, by name, from now on. Return the earlier successors."""
         before, self._successors = list(self._successors.values()), successors
