@@ -209,7 +209,7 @@ class RankError(DDPNotebookError):
         for ranks in alike[:_MOST_SHOWN]:
             text = texts[ranks[0]]
             is_same = all(texts[rank] == text for rank in ranks)
-            whose = "" if is_same else f": that of rank {ranks[0]}, from which the others differ in numbers only"
+            whose = "" if is_same else f": traceback of rank {ranks[0]}; the others differ only in numbers"
             lines += [f"--- {name_ranks(ranks)}{whose} ---", *text.split("\n"), ""]
         if more := [rank for ranks in alike[_MOST_SHOWN:] for rank in ranks]:
             lines += [f"--- {name_ranks(more)}: other tracebacks, in the error's tracebacks[rank] ---", ""]

@@ -196,7 +196,7 @@ class DDPMagics(Magics):
         parser = magic_lines.pull()
         given = parser.parse_line(line)
         if given.new is not None and len(given.names) > 1:
-            parser.error(f"--as {given.new} is one name, for {len(given.names)} variables: pull them one by one")
+            parser.error(f"--as takes one variable, got {len(given.names)}: pull them one by one")
         assert self.shell is not None
         for name in [*given.names, *filter(None, [given.new])]:
             check_name(name)

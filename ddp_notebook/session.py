@@ -871,7 +871,7 @@ class Session:
         for run, cell in adopted.let_go():
             job = self._in_background(run, cell)
             adopted.jobs.add(job.number)
-            said.append(f"cell [{cell.execution_count}] of the earlier notebook goes on as job {job.number}")
+            said.append(f"cell [{cell.execution_count}] of the earlier notebook continues as job {job.number}")
         said += self._queue_again()
         if failed is not None:
             print(*said, sep="\n", file=sys.stderr)
@@ -939,7 +939,7 @@ class Session:
             try:
                 self._when_stopped.pop(0)()
             except Exception:
-                _log.exception("what was to be done at the end of the session has failed")
+                _log.exception("a function for the end of the session failed")
 
     def _check_restart(self) -> None:
         """Check that the ranks could be started again, before the session ends them.

@@ -109,15 +109,15 @@ TABLE = [
     Case(
         "rank in a loop",
         "for rank in range(world_size + 1): pass",
-        stderr="{all} ddp_notebook: this cell has set rank, which every cell finds with the rank's own value again; "
+        stderr="{all} ddp_notebook: this cell has set rank, but each cell starts with the rank's own value; "
         "use another name to keep one\n",
     ),
     Case("and rank is right again", "assert rank == dist.get_rank(); len({rank, local_rank})", "{all} 1\n"),
     Case(
         "deleted names",
         "del rank, torch, dist",
-        stderr="{all} ddp_notebook: this cell has deleted rank and torch and dist, which every cell finds with the "
-        "rank's own value again\n",
+        stderr="{all} ddp_notebook: this cell has deleted rank and torch and dist, but each cell starts with the "
+        "rank's own value\n",
     ),
     Case("and all are back", "torch.ones(1).item() * dist.get_world_size() > rank >= 0", "{all} True\n"),
     # ---- IPython

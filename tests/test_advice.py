@@ -8,7 +8,7 @@ import torch
 from ddp_notebook.errors import RankError
 from ddp_notebook.run.cells.result import advice
 
-_NO_GPU = "These ranks have no GPU: write `device` where it says cuda"
+_NO_GPU = "These ranks have no GPU: replace cuda by `device`"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="ranks have a GPU here")
@@ -20,7 +20,7 @@ _NO_GPU = "These ranks have no GPU: write `device` where it says cuda"
         ("torch.cuda.set_device(rank)", _NO_GPU),
         (
             "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), device_ids=[rank])",
-            "The model is on the CPU: leave device_ids out",
+            "The model is on the CPU: remove device_ids",
         ),
         ("raise ValueError('x')", ""),
     ],
@@ -34,7 +34,9 @@ def test_what_a_tutorial_for_gpus_does_on_a_cpu(session, code, says):
 
 def test_a_group_that_is_not_there(session):
     session.run("dist.destroy_process_group()")
-    with pytest.raises(RankError, match=r"initialized.*\nIt was destroyed on these ranks: dist.init_process_group\(\)"):
+    with pytest.raises(
+        RankError, match=r"initialized.*\nIt was destroyed on these ranks: call dist.init_process_group\(\)"
+    ):
         session.run("dist.barrier()")
     session.run("dist.init_process_group()\ndist.barrier()")
 

@@ -234,7 +234,7 @@ def test_a_plug_in_may_lack_names_and_properties():
             built_for("maia", 2),
             with_backends("gloo"),
             {},
-            "torch finds 2 devices of type maia (Model 0), and knows no backend for collectives on them: "
+            "torch finds 2 devices of type maia (Model 0), and has no backend for collectives on them: "
             "ranks use the CPU",
         ),
     ],

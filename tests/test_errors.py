@@ -123,7 +123,7 @@ def test_a_traceback_in_which_only_numbers_differ_is_shown_once():
     told = RankError({**tracebacks, 3: ["frame 2", "F: no"]}, {0: "E: 1000", 1: "E: 1001", 2: "E: 1002", 3: "F: no"})
     shown = told._render_traceback_()
     assert shown[:4] == [
-        "--- ranks 0-2: that of rank 0, from which the others differ in numbers only ---",
+        "--- ranks 0-2: traceback of rank 0; the others differ only in numbers ---",
         "frame 1",
         "E: worker 1000 at 0x7f0a died",
         "",

@@ -297,7 +297,7 @@ def test_a_group_that_a_rank_has_destroyed_says_so_on_use(session):
         session.run(
             "if rank == 0:\n    dist.destroy_process_group(g)\n    raise ValueError('ends here')\ndist.barrier()"
         )
-    with pytest.raises(RankError, match=r"is not known on rank 0 and cannot be used any more; make it again on all"):
+    with pytest.raises(RankError, match=r"does not exist on rank 0 and can no longer be used; make it again on all"):
         session.run("if rank == 1: dist.barrier(g)")
     assert results(session, SUM) == ["2", "2"]
 

@@ -87,7 +87,7 @@ def test_a_rank_that_holds_the_interpreter_is_found_by_its_stack(ranks):
         "%%on_all_ranks\ndef slow():\n    return sum(range(10**8 * 2))\nif rank == 0: slow()\ndist.barrier()"
     )
     text = wait_for_card(ranks)["text/plain"]
-    assert "rank 0: no answer: cell line 2 in slow, in one long call that lets no other thread run" in text
+    assert "rank 0: no answer: cell line 2 in slow, in one long call during which no other thread can run" in text
     assert ranks.finish(message).status == "ok"
 
 

@@ -121,7 +121,9 @@ def test_what_each_rank_has_of_its_own_is_named(session):
     kill(session, 1)
     said = session.ranks.heal(from_rank=2)
     assert said[1].endswith("copied to rank 1: mine, path, same")
-    assert said[2:] == ["each rank has its own mine, path: on rank 1 now as on rank 2, so set rank 1 right"]
+    assert said[2:] == [
+        "mine and path differed between ranks, and rank 1 has the value of rank 2 now: set it again on rank 1"
+    ]
     kill(session, 1)
     assert session.ranks.heal(2, ["mine"]) == ["rank 1 was replaced", "1 variable of rank 2 copied to rank 1: mine"]
     kill(session, 0)
@@ -174,9 +176,7 @@ def test_samplers_of_some_ranks_are_left_and_told(session, capsys):
     kill(session, 1)
     session.ranks.heal(0, ["half"])
     session.run("pass")
-    assert (
-        "1 DistributedSampler is not for all the ranks that there were, and left as before" in capsys.readouterr().err
-    )
+    assert "1 DistributedSampler is not for all earlier ranks, and not changed" in capsys.readouterr().err
     session.run("del half")
 
 
@@ -218,7 +218,7 @@ def test_a_sub_group_with_the_new_rank_says_how_to_make_it_again(session):
     session.run("with_2 = dist.new_group([0, 2]); without = dist.new_group([0, 1])")
     kill(session, 2)
     said = session.ranks.heal()
-    assert any("group [0,2] of ranks 0,2 is not known on rank 2" in line for line in said)
+    assert any("group [0,2] of ranks 0,2 does not exist on rank 2" in line for line in said)
     result = session.run(
         "x = torch.ones(1)\nif rank < 2: dist.all_reduce(x, group=without); print(int(x))", timeout_s=20
     )
@@ -298,7 +298,7 @@ def test_a_late_answer_names_the_call_of_the_client(session, capsys, tmp_path):
         session._parts._tell_who_is_slow(0, seconds, True)
     session.interrupt()
     session._parts.client.close()
-    why = "it answers when its call of session.client has ended"
+    why = "it answers after its call of session.client"
     said = [f"rank 0 has not answered for {seconds} s: {why}" for seconds in (2, 10)]
     assert capsys.readouterr().err.splitlines() == said
 
@@ -490,6 +490,6 @@ def test_healing_by_itself(make_session_alone, capsys):
     assert "rank 0 was replaced and begins without variables" in capsys.readouterr().err
     with pytest.raises(RankDiedError):
         session.run("import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
-    assert "rank 1 died. The next cell begins with replacing it, and so does %ddp_heal" in capsys.readouterr().err
+    assert "rank 1 died. The next cell or %ddp_heal replaces it" in capsys.readouterr().err
     assert session.run(SUM)[1].result == "2"
     assert len(session.ranks.pids()) == 2 and all(psutil.pid_exists(pid) for pid in session.ranks.pids())

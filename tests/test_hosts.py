@@ -101,7 +101,7 @@ def test_a_group_on_two_hosts(cluster, hosts, heard):
     assert "ipykernel" in seen[0].stack and "ipykernel" in seen[2].stack
     os.kill(hosts[1].pid, signal.SIGSTOP)
     wait_until(lambda: cluster.is_stopped)
-    assert f"pid {hosts[1].pid}), through which the ranks get their cells, is stopped" in cluster.trouble()
+    assert f"pid {hosts[1].pid}), which passes cells to the ranks, is stopped" in cluster.trouble()
     assert cluster.inspect([0, 1, 2])[1].is_stopped, "the way looks where the host server cannot"
     assert cluster.inspect([2])[2].stack
     assert not cluster.signal([0, 1], signal.SIGCONT), "and signals"

@@ -61,7 +61,7 @@ def test_a_fault_after_the_end_of_its_cell_does_not_happen(session, capsys, kind
     before = session.ranks.pids()
     session.ranks.fault(kind, 1, after_s=2.0)
     session.run("x = 1")
-    said = f"[1] %ddp_fault {kind} 2 s into it: the cell ended before, and nothing happens"
+    said = f"[1] %ddp_fault {kind} 2 s into it: the cell ended first, and the fault did not happen"
     assert said in capsys.readouterr().err
     session.run("import time; time.sleep(2.2)")  # the fault would happen now
     assert session.ranks.pids() == before

@@ -216,7 +216,7 @@ def test_what_cannot_be_is_said(ranks):
         ("%%on_ranks 5 --background\n1", "5"),
         ("%ddp_wait 700", "job 700 does not exist; known: job"),
         ("%ddp_wait one", "N must be a job number, got 'one'"),
-        ("%ddp_cancel", "cancel which job? %ddp_jobs lists them"),
+        ("%ddp_cancel", "pass the number of a job; %ddp_jobs lists them"),
         ("%ddp_jobs 1", "%ddp_jobs takes no '1'"),
     ]:
         reply = ranks.run(code)

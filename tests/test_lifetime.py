@@ -162,7 +162,7 @@ def test_a_host_server_that_is_killed_and_one_that_is_stopped(make_kernel):
     cell = kernel.start("%%on_all_ranks\nprint('go')\nif rank: dist.recv(torch.ones(1), 0)\nelse: time.sleep(600)")
     kernel.wait_for_text("] go")
     os.kill(server, signal.SIGSTOP)
-    named = f"the host server (pid {server}), through which the ranks get their cells, is stopped: kill -CONT {server}"
+    named = f"the host server (pid {server}), which passes cells to the ranks, is stopped: kill -CONT {server}"
     kernel.interrupt()
     began = time.monotonic()
     reply = kernel.finish(cell)

@@ -40,7 +40,7 @@ def test_the_first_cell(ranks):
 @pytest.mark.parametrize(
     ("cell", "hint"),
     [
-        ("print(rank)", "`rank` is there on the ranks only: put %%on_all_ranks above the cell\n"),
+        ("print(rank)", "`rank` exists on the ranks only: put %%on_all_ranks above the cell\n"),
         (
             "model(1)",
             "`model` is set by a cell on the ranks: put %%on_all_ranks above the cell, or bring its values here with "
@@ -53,7 +53,7 @@ def test_the_first_cell(ranks):
         ("nn.Linear", "`nn` is imported on the ranks: put %%on_all_ranks above the cell, or import it here too\n"),
         (
             "import torch.distributed\ntorch.distributed.get_rank()",
-            "the notebook is in no process group, and its ranks are: put %%on_all_ranks above the cell\n",
+            "the notebook is not in the process group of its ranks: put %%on_all_ranks above the cell\n",
         ),
         ("nobody_has_this", ""),
         # ranks do not have this name in a module either
@@ -90,7 +90,7 @@ def test_an_error_for_an_unknown_magic_suggests_a_magic(ranks, cell, meant):
     said = ranks.run(cell).stderr
     assert "not found" in said
     if meant == "first line":
-        assert said.endswith("%%on_all_ranks has to be the first line of its cell\n")
+        assert said.endswith("%%on_all_ranks must be the first line of its cell\n")
     else:
         assert f"did you mean {meant}?\n" in said if meant else "did you mean %" not in said
 

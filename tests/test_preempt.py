@@ -88,7 +88,7 @@ def test_a_file_in_the_folder_and_other_ranks_then(make_session_alone, tmp_path,
     session.run(SETUP, quiet=True)
     loop = LOOP.format(folder=str(tmp_path), pause=20).replace("steps=20", f"steps={step}")
     session.run(loop, timeout_s=60)
-    assert "it was saved by 2 ranks and there are 3 now: random numbers" in capsys.readouterr().err
+    assert "it was saved by 2 ranks, and 3 are running now: random numbers" in capsys.readouterr().err
     found = session.run("[float(p.sum()).hex() for p in model.parameters()]", quiet=True)
     assert {found[rank].result for rank in range(3)} == {wanted}
 
@@ -101,7 +101,7 @@ def test_without_a_loop_it_says_that_nothing_is_saved(make_kernel, tmp_path):
     cell = kernel.start("%%on_all_ranks\nimport time\nprint('here', flush=True)\ntime.sleep(1)")
     kernel.wait_for_text("here")
     os.kill(kernel.pid, signal.SIGTERM)
-    words = "SIGTERM came, and nothing is saved, since no rank is in a loop of survive()"
+    words = "SIGTERM came. Nothing is saved, because no rank is in a loop of survive()"
     assert words in kernel.wait_for_text(words)
     assert kernel.finish(cell).status == "ok" and not list(tmp_path.glob("step-*"))
     assert kernel.run("%ddp_stop").status == "ok"
@@ -148,4 +148,4 @@ def test_an_unreadable_folder_does_not_block_preemption_signals(tmp_path, monkey
     finally:
         (tmp_path / "shut").chmod(0o700)
         heard.end()
-    assert said[0].startswith("SIGTERM came, and nothing is saved")
+    assert said[0].startswith("SIGTERM came. Nothing is saved")

@@ -55,7 +55,7 @@ def test_a_training_goes_on_with_3_and_1_of_2_ranks(make_session):
     assert said[0] == "3 ranks now: rank 2 is new"
     assert any(line.startswith("group [0,1] of ranks 0,1 was made before the session had 3 ranks") for line in said)
     assert "a model in DDP with a separate process_group cannot continue: create the group and wrap it again" in said
-    [own] = [line for line in said if line.startswith("not copied, since each rank has its own: ")]
+    [own] = [line for line in said if line.startswith("not copied, because each rank has its own: ")]
     assert "kept" in own and "mine" in own and own.endswith("; define what you need on rank 2")
     assert session.ranks.pids()[:2] == pids and session.world_size == 3
     assert ask(session, THREADS) == [shares_of(3)] * 3
@@ -172,7 +172,7 @@ def test_a_process_that_does_not_come_up_changes_nothing(make_session, monkeypat
         return process
 
     monkeypatch.setattr(Members, "_start_rank", start_and_kill)
-    with pytest.raises(StartError, match="no new process started, and all is as it was: rank 2 died while waiting"):
+    with pytest.raises(StartError, match="no new process started, and nothing was changed: rank 2 died while waiting"):
         session.ranks.resize(3)
     monkeypatch.undo()
     assert session.world_size == 2 and ask(session, "kept") == ["0", "1"] and ask(session, SUM) == ["2", "2"]
@@ -255,9 +255,9 @@ def test_a_loader_of_each_ranks_own_data_is_not_copied(make_session):
         "of_own = DataLoader(own.dataset, batch_size=2, sampler=DistributedSampler(own.dataset))"
     )
     said = session.ranks.resize(3)
-    assert "of_own goes over 3 ranks now, but rank 2 lacks it: define it there too" in said, said
-    assert "shared goes over 3 ranks now: with batches of 2 a step has 6 samples, and had 4" in said
-    assert "not copied, since each rank has its own: of_own, own; define what you need on rank 2" in said
+    assert "of_own goes over 3 ranks now, but rank 2 lacks it: define it on these ranks too" in said, said
+    assert "shared goes over 3 ranks now: with batches of 2 a step has 6 samples instead of 4" in said
+    assert "not copied, because each rank has its own: of_own, own; define what you need on rank 2" in said
     assert ask(session, "len(shared), shared.sampler.rank") == [f"(2, {rank})" for rank in range(3)]
 
 
@@ -273,7 +273,7 @@ def test_new_ranks_share_a_sampler_and_data_with_their_loader(make_session):
         "feed = DataLoader(shard, sampler=order)"
     )
     said = session.ranks.resize(3)
-    assert "not copied, since each rank has its own: feed, order, shard; define what you need on rank 2" in said
+    assert "not copied, because each rank has its own: feed, order, shard; define what you need on rank 2" in said
     with pytest.raises(UsageError, match=r"^rank 2 is new and has no variables; choose another rank with --from$"):
         session.ranks.heal(2)
     of_loader = ask(session, "loader.sampler is sampler, loader.dataset is train_set, sampler.rank")
@@ -328,7 +328,9 @@ def test_shards_are_gathered_and_built_anew(make_session):
 
     with pytest.raises(RankError) as failed:
         session.ranks.resize(3, build="wrong")
-    assert "there are 3 ranks now, and rank 0 has what was gathered: correct wrong() and repeat" in str(failed.value)
+    assert "the session has 3 ranks, and rank 0 holds the gathered state: correct wrong() and repeat" in str(
+        failed.value
+    )
     assert session.ranks.resize(3, build="make") == [
         "make() has rebuilt the sharded objects, with the state that they had"
     ]
@@ -337,7 +339,7 @@ def test_shards_are_gathered_and_built_anew(make_session):
     found += losses(session, 2)
 
     session.run("part = next(model.parameters())", quiet=True)
-    with pytest.raises(UsageError, match=r"part is a DTensor: keep part.full_tensor\(\) in its place"):
+    with pytest.raises(UsageError, match=r"part is a DTensor: keep part.full_tensor\(\) instead"):
         session.ranks.resize(2, build="make")
     session.stop()
     session = make_session(2)

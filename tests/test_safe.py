@@ -169,7 +169,10 @@ for _ in range(200):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (Point(1), r"^x is a tests\.test_safe\.Point; send dataclasses\.asdict\(\) of it, or %ddp_pull without --safe"),
+        (
+            Point(1),
+            r"^x is a tests\.test_safe\.Point; send dataclasses\.asdict\(\) of it, or use %ddp_pull without --safe",
+        ),
         ([0, {"p": Point(1)}], r"^x\[1\]\['p'\] is a tests\.test_safe\.Point"),
         ({Point: 1}, r"^the key a type of x is a type; "),
         ({1, Color.RED}, None),
@@ -189,7 +192,7 @@ for _ in range(200):
         (np.ma.masked_array([1]), r"^x is a numpy\.ma\.(core\.)?MaskedArray; "),
         (torch.eye(2).to_sparse(), r"^x is a torch\.sparse_coo tensor; send \.to_dense\(\)"),
         (torch.zeros(2, device="meta"), r"^x is a tensor on the meta device"),
-        (torch.ones(2).as_subclass(Hidden), r"^x is a tests\.test_safe\.Hidden; make a plain tensor of it"),
+        (torch.ones(2).as_subclass(Hidden), r"^x is a tests\.test_safe\.Hidden; convert it to a plain tensor"),
     ],
     ids=lambda value: type(value).__name__,
 )

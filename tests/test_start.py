@@ -230,7 +230,7 @@ def test_a_start_timeout_names_the_stage_and_the_ranks(tmp_path, monkeypatch, wa
     waiting_host_server()
     waiting_host().facts()  # a host server imports torch, and one that spawns is started again; this takes time too
     timeout_s = 2.0 + 2 * (time.monotonic() - began_s)
-    with pytest.raises(StartTimeoutError, match=r"waiting for the processes to say hello, and ranks 0-1 did not"):
+    with pytest.raises(StartTimeoutError, match=r"waiting for the processes to connect, and ranks 0-1 did not"):
         ddp_notebook.start(2, timeout_s=timeout_s)
 
 
@@ -306,7 +306,9 @@ def test_a_second_interrupt_replaces_a_rank_that_does_not_answer(make_session, c
     with pytest.raises(KeyboardInterrupt, match=r"rank 0 was killed by the second press of stop\n  rank 1 had"):
         session.run("if rank == 0: sum(range(10**11))")  # runs in C and holds the interpreter's lock
     shown = capsys.readouterr().err
-    assert "not ended yet: rank 0: no answer: cell line 1, in one long call that lets no other thread run" in shown
+    assert (
+        "not ended yet: rank 0: no answer: cell line 1, in one long call during which no other thread can run" in shown
+    )
     assert "s for the prompt, while the cell goes on there, or press stop again to replace it" in shown
     assert "rank 0 was replaced and begins without variables" in shown
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)")[0].result == "2"

@@ -33,7 +33,7 @@ _WAITS_FOR_STOPPED = {
 @pytest.mark.parametrize("how", _WAITS_FOR_STOPPED)
 def test_a_stopped_child_of_a_rank_is_named_within_three_seconds(ranks, how):
     message = ranks.start(f"%%on_all_ranks\nimport os, subprocess\nif rank == 1: exec({_WAITS_FOR_STOPPED[how]!r})")
-    sentence = r"rank 1: waits for child process \d+.*; (it|process \d+) is stopped; kill -CONT (\d+) lets it go on\n"
+    sentence = r"rank 1: waits for child process \d+.*; (it|process \d+) is stopped; kill -CONT (\d+) resumes it\n"
     found = re.fullmatch(sentence, first_line_of_stderr(ranks, 4.0))
     assert found is not None and (found[1] == "it") == ("shell" not in how)
     psutil.Process(int(found[2])).kill()

@@ -330,7 +330,7 @@ def test_the_tcpstore_survives_a_stop_and_restarts_after_its_end(make_session, c
     until = time.monotonic() + 1.1
     wait_until(lambda: time.monotonic() > until, what="it is older than a failed start")
     os.kill(pid, signal.SIGSTOP)
-    assert use_it(f"(process {pid}) was stopped. It goes on; nothing is lost") == pid
+    assert use_it(f"(process {pid}) was stopped and has been resumed; nothing is lost") == pid
     os.kill(pid, signal.SIGKILL)
     assert use_it(f"(process {pid}) has ended (killed by SIGKILL), and its keys are lost. ") != pid
 

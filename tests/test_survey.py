@@ -70,20 +70,20 @@ def test_hosts_that_are_alike():
 @pytest.mark.parametrize(
     ("changed", "marked", "words", "fits"),
     [
-        ({"torch": "2.12.0"}, "2.12.0*", "torch is not the same everywhere: 2.13.0 on a and c, 2.12.0 on b", False),
-        ({"python": "3.11.2"}, "3.11.2*", "Python is not the same everywhere: 3.12 on a and c, 3.11 on b", False),
+        ({"torch": "2.12.0"}, "2.12.0*", "torch differs between hosts: 2.13.0 on a and c, 2.12.0 on b", False),
+        ({"python": "3.11.2"}, "3.11.2*", "Python differs between hosts: 3.12 on a and c, 3.11 on b", False),
         (
             {"package": "0.0.9"},
             "0.0.9*",
-            f"ddp_notebook is not the same everywhere: {__version__} on the notebook, a and c, 0.0.9 on b; install one",
+            f"ddp_notebook differs between hosts: {__version__} on the notebook, a and c, 0.0.9 on b; install one",
             False,
         ),
         ({"address": "127.0.0.1"}, "127.0.0.1*", "b is the notebook's own machine, reached at 127.0.0.1", False),
-        ({"cores": 1}, "1 of 96*", "b: ranks may use 1 of 96 cores, .* Open MPI binds a task to one core", True),
-        ({"gpus": [_GPU] * 4}, "4 x H100*", "not the same everywhere: GPUs of b; ranks wait for the slowest", True),
-        ({"cuda": ""}, "-*", "not the same everywhere: CUDA of b", True),
-        ({"memory_mib": 1 << 18}, "966 GB of 275 GB free*", "not the same everywhere: memory of b", True),
-        ({"user": "bob"}, "bob*", "the user is not the same everywhere: ada on a, bob on b, ada on c", True),
+        ({"cores": 1}, "1 of 96*", "b: ranks can use only 1 of 96 cores, .* Open MPI binds a task to one core", True),
+        ({"gpus": [_GPU] * 4}, "4 x H100*", "hosts differ: GPUs of b; all ranks wait for the slowest", True),
+        ({"cuda": ""}, "-*", "hosts differ: CUDA of b", True),
+        ({"memory_mib": 1 << 18}, "966 GB of 275 GB free*", "hosts differ: memory of b", True),
+        ({"user": "bob"}, "bob*", "the user differs between hosts: ada on a, bob on b, ada on c", True),
         (
             {"has_marker": False},
             "another one*",
@@ -96,7 +96,7 @@ def test_hosts_that_are_alike():
             "not shared with b: .*; ranks of b begin in the home directory",
             True,
         ),
-        ({"clock_ns": -3_200_000_000}, "-3.2 s*", "the clock of b is not the notebook's: .*chrony", True),
+        ({"clock_ns": -3_200_000_000}, "-3.2 s*", "the clock of b differs from the notebook's, .*chrony", True),
     ],
 )
 def test_what_differs_is_marked_and_the_fix_said(changed, marked, words, fits):
@@ -134,14 +134,14 @@ def test_connections_that_fail_are_named_with_what_helps():
     assert one.is_fatal and one.marks == {("2", "reached at"), ("1", "reached at")}
     assert one.sentence.startswith(
         "1 and 3 cannot connect to 2 at 10.0.0.2 (eth0): no answer in 2 s, "
-        "2 cannot connect to 1 at 10.0.0.1 (eth0): Connection refused; is a firewall between them? Open that network"
+        "2 cannot connect to 1 at 10.0.0.1 (eth0): Connection refused; a firewall may be between them: open all ports"
     )
     [one] = compare.connections([_failed("1", "2", instead=(HostAddress("10.9.0.2", "ib0"),))])
     assert one.sentence.endswith(
-        "; 2 is reached at 10.9.0.2 (ib0): let ~/.ssh/config name that network's addresses (HostName)"
+        "; 2 is reached at 10.9.0.2 (ib0): set the addresses of that network in ~/.ssh/config (HostName)"
     )
     [one] = compare.connections([dataclasses.replace(_failed("1", "2"), place=HostAddress("127.0.0.1", "lo", True))])
-    assert "leave GLOO_SOCKET_IFNAME out" in one.sentence
+    assert "unset GLOO_SOCKET_IFNAME" in one.sentence
     [one] = compare.connections([_failed("0", str(n)) for n in range(1, 8)])
     assert one.sentence.count("cannot connect") == 4 and ", and 3 more; " in one.sentence
 

@@ -113,7 +113,7 @@ def test_the_line_is_shown_once_for_all_ranks(session, capsys):
 @pytest.mark.parametrize("before", ["", "dist.destroy_process_group()\n"])
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:29500", "file:///tmp/ddp_notebook_is_not_there"])
 def test_an_address_is_not_used_and_a_line_says_so(session, before, address):
-    at = f"the ranks meet at the session's store, not at {address}"
+    at = f"the ranks use the session's store and not {address}"
     call = f"dist.init_process_group('gloo', init_method='{address}', rank=rank, world_size=2)"
     assert texts(session, before + call) == [f"init_process_group: {at}" if before else f"{_EXISTS}; {at}"] * 2
     assert not os.path.exists("/tmp/ddp_notebook_is_not_there")
@@ -358,9 +358,7 @@ def test_reform_replaces_a_default_group_made_by_a_cell(session, own):
         "store = dist.distributed_c10d._get_default_store()\n"
         f"dist.destroy_process_group()\ndist.init_process_group({own})"
     )
-    assert [note.split(":")[0] for note in session.ranks.reform()] == [
-        "the default group is the session's, of 2 ranks, again"
-    ]
+    assert [note.split(":")[0] for note in session.ranks.reform()] == ["the session's group of 2 ranks, again"]
     assert texts(session, _ALL_REDUCE)[0] == "0 2 tensor([3.])"
 
 

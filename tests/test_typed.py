@@ -284,7 +284,7 @@ def test_a_rank_that_waits_for_a_child_has_a_card(ranks, wait):
     assert found is not None, rows
     child = psutil.Process(int(found[1]))
     child.suspend()
-    _wait_for_card(ranks, 10.0, f"sleep 600; it is stopped; kill -CONT {child.pid} lets it go on)")
+    _wait_for_card(ranks, 10.0, f"sleep 600; it is stopped; kill -CONT {child.pid} resumes it)")
     child.resume()
     ranks.interrupt()
     reply = ranks.finish(message)
@@ -308,10 +308,10 @@ dist.barrier(); 'on'
 
 def test_a_stopped_worker_of_a_loader_is_named(ranks):
     message = ranks.start(_LOADER)
-    note = r"rank 1: its DataLoader worker \d+ is stopped; kill -CONT \d+ lets it go on\n"
+    note = r"rank 1: its DataLoader worker \d+ is stopped; kill -CONT \d+ resumes it\n"
     assert re.fullmatch(note, first_line_of_stderr(ranks, 4.0))
     text = _wait_for_card(ranks, 10.0, "is stopped")
-    found = re.search(r"its DataLoader worker (\d+) is stopped; kill -CONT (\d+) lets it go on", text)
+    found = re.search(r"its DataLoader worker (\d+) is stopped; kill -CONT (\d+) resumes it", text)
     assert found is not None and found[1] == found[2], text
     psutil.Process(int(found[1])).resume()
     assert ranks.finish(message).stdout == "[0-1] 'on'\n"

@@ -71,4 +71,4 @@ _PEER_DIES = """if True:
 def test_what_waits_with_a_peer_that_died_ends(tmp_path, which):
     command = [sys.executable, "-c", _PEER_DIES, which, str(tmp_path / "store")]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert shown.stdout == "1 ['the connection of this operation was cut'] False\n", shown
+    assert shown.stdout == "1 ['this operation was aborted to end the cell'] False\n", shown

@@ -546,7 +546,7 @@ def test_pull_in_a_notebook(ranks):
     ranks.run("%%on_all_ranks\ny = rank")
     assert ranks.run("%ddp_pull x y --ranks 1").stdout == "x:\n[1] " + line.format(1, 2, 3) + "y:\n[1] 1\n"
     assert ranks.run("dict(x), dict(y)").displays[0]["text/plain"] == "({1: tensor([1., 2., 3.])}, {1: 1})"
-    assert "--as z is one name, for 2 variables" in ranks.run("%ddp_pull x y --as z").evalue
+    assert "--as takes one variable, got 2" in ranks.run("%ddp_pull x y --as z").evalue
     assert ranks.run("%ddp_pull x --safe").stdout == "[0] " + line.format(0, 1, 2) + "[1] " + line.format(1, 2, 3)
     assert "'torch' (module) cannot be sent safely: torch is a module; " in ranks.run("%ddp_pull torch --safe").evalue
     assert "usage: %ddp_pull NAME ... [--ranks 0,2-3]" in ranks.run("%ddp_pull").evalue

@@ -244,9 +244,9 @@ def halted(controller: int, pids: Sequence[int] = ()) -> str:
             if stopped == [controller]
             else f"has processes that are stopped ({', '.join(map(str, stopped))})"
         )
-        return f"{whose} {which}: {resume} lets it go on, and nothing is lost. Cells go on without it"
+        return f"{whose} {which}: {resume} resumes it, and nothing is lost. Cells run without it"
     held = next(filter(None, map(processes.held, pids)), "")
-    return f"{whose} does not answer: {held}. Cells go on without it" if held else ""
+    return f"{whose} does not answer: {held}. Cells run without it" if held else ""
 
 
 def fail(

@@ -177,7 +177,7 @@ def find_accelerators(torch: Any, dist: Any) -> Accelerators:
     try:
         backend = dist.get_default_backend_for_device(kind)
     except ValueError:
-        return Accelerators(trouble=f"{found}, and knows no backend for collectives on them: ranks use the CPU")
+        return Accelerators(trouble=f"{found}, and has no backend for collectives on them: ranks use the CPU")
     if backend == "gloo" and kind != "cuda":  # such as "mps", whose tensors gloo cannot send
         return Accelerators(trouble=f"{found}, whose tensors gloo does not send: ranks use the CPU")
     if not dist.is_backend_available(backend):

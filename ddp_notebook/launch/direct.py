@@ -31,8 +31,8 @@ from ddp_notebook.wire.keys import Keyring
 from ddp_notebook.wire.memory import SealedMemory
 
 _WIRE_ENDED = (
-    "this notebook's thread ddp-wire, which carries messages of ranks, has ended. Text of cells arrives, no display or "
-    "value does; %ddp_restart starts new ranks"
+    "this notebook's thread ddp-wire, which receives messages of ranks, has ended. Text of cells still arrives, but "
+    "displays and values do not; %ddp_restart starts new ranks"
 )
 
 
@@ -100,7 +100,7 @@ class DirectCluster(Cluster):
     ) -> None:
         self._forming.start_timeout_s = deadline - time.monotonic()
         self._members.start()
-        self._forming.wait_for("the processes to say hello", "Hello", deadline, check)
+        self._forming.wait_for("the processes to connect", "Hello", deadline, check)
         report("processes")
         self._members.call_to_form()
         if not self._losses.home.facts()["engines_wait"]:

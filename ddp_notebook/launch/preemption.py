@@ -116,6 +116,6 @@ class Preemption:
         if self._is_in_loop():
             return  # the cell of the loop reports what was saved
         self._say(
-            f"{why}, and nothing is saved, since no rank is in a loop of survive(): a loop that begins now saves its "
-            "state after its first step. Else save what you need yourself while the ranks live"
+            f"{why}. Nothing is saved, because no rank is in a loop of survive(). A loop that begins now saves "
+            "its state after its first step. Otherwise save what you need while the ranks live"
         )

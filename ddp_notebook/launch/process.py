@@ -72,18 +72,18 @@ class Process:
         if not self.is_stopped:
             return ""
         where = "" if self.host.is_here else f" on {self.host.label}"
-        resume = f"kill -CONT {self.pid}{where} lets it go on"
+        resume = f"kill -CONT {self.pid}{where} resumes it"
         if self.kind == RANK:
             return f"rank {self.rank}: its process {self.pid} is stopped; {resume}, with all its variables"
         if self.kind == STORE:
             return (
-                f"the store (process {self.pid}), in which ranks find each other while a group forms, is stopped; "
+                f"the store (process {self.pid}), with which ranks form a group, is stopped; "
                 f"{resume}, or %ddp_heal replaces it, and no variable is lost"
             )
         if self.kind == CONTROLLER:
             return (
                 f"ipyparallel's controller (process {self.pid}) is stopped, so session.client does not answer; "
-                f"{resume}. Cells go on without it"
+                f"{resume}. Cells run without it"
             )
         return f"a {self.kind} (process {self.pid}) is stopped; {resume}"
 

@@ -71,7 +71,7 @@ def held(pid: int) -> str:
     with contextlib.suppress(OSError), open(f"/proc/{tracer}/comm") as file:
         name = f"{file.read().strip()}, "
     which = "its process" if pid in tracers else f"thread {next(iter(tracers))} of its process"
-    return f"{which} {pid} is held by a debugger ({name}process {tracer}); it goes on when the debugger detaches"
+    return f"{which} {pid} is held by a debugger ({name}process {tracer}); it continues when the debugger detaches"
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -99,7 +99,7 @@ class ForUsers:
             return
         if os.WIFSTOPPED(status):
             os.kill(pid, signal.SIGCONT)
-            self._print(f"(process {pid}) was stopped. It goes on; nothing is lost")
+            self._print(f"(process {pid}) was stopped and has been resumed; nothing is lost")
         else:
             self._child = 0
             how = describe_status(os.waitstatus_to_exitcode(status))

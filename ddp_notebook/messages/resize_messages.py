@@ -75,12 +75,12 @@ class SamplerChange:
             >>> SamplerChange(name="loader", was=3, now=2, batch_size=4).what
             'loader goes over 2 ranks now'
             >>> SamplerChange(count=2).what
-            '2 DistributedSamplers are not for all the ranks that there were, and left as before'
+            '2 DistributedSamplers are not for all earlier ranks, and not changed'
         """
         s = "s" * (self.count != 1)
         name = self.name or f"{self.count} DistributedSampler{s}"
         if self.is_left:
-            return f"{name} {'are' if s else 'is'} not for all the ranks that there were, and left as before"
+            return f"{name} {'are' if s else 'is'} not for all earlier ranks, and not changed"
         return f"{name} {'go' if s else 'goes'} over {self.now} rank{'s' * (self.now != 1)} now"
 
     @property
@@ -89,14 +89,14 @@ class SamplerChange:
 
         Example:
             >>> SamplerChange(batch_size=4, was=3, now=2).of_step
-            'with batches of 4 a step has 8 samples, and had 12'
+            'with batches of 4 a step has 8 samples instead of 12'
             >>> SamplerChange(was=3, now=2).of_step
-            "a step has 2/3 of the samples that it had, if each rank's batch stays as large"
+            "a step has 2/3 of its earlier samples, if the batch size of each rank stays the same"
         """
         if self.batch_size:
             before, after = self.batch_size * self.was, self.batch_size * self.now
-            return f"with batches of {self.batch_size} a step has {after} samples, and had {before}"
-        return f"a step has {self.now}/{self.was} of the samples that it had, if each rank's batch stays as large"
+            return f"with batches of {self.batch_size} a step has {after} samples instead of {before}"
+        return f"a step has {self.now}/{self.was} of its earlier samples, if the batch size of each rank stays the same"
 
     def __str__(self) -> str:
         return f"{self.what}: {self.of_step}" if self.batch_size else self.what

@@ -107,7 +107,10 @@ class Faults:
         for fault in missed:
             when = f" {fault.after_s:g} s into it" if fault.after_s else ""
             with contextlib.suppress(Exception):  # the cell may have closed stderr
-                print(f"%ddp_fault {fault.kind}{when}: the cell ended before, and nothing happens", file=sys.stderr)
+                print(
+                    f"%ddp_fault {fault.kind}{when}: the cell ended first, and the fault did not happen",
+                    file=sys.stderr,
+                )
 
     def _strike_at_once(self, fault: Fault) -> None:
         """Inject a fault at the start of the cell, even if the cell is very short."""

@@ -229,12 +229,12 @@ def _read(file: Path) -> tuple[Entry | None, str]:
     """
     try:
         if (facts := file.lstat()).st_uid != os.getuid() or facts.st_mode & 0o077:
-            return None, f"{file} is not a file of yours alone; whoever can write it could run code here: remove it"
+            return None, f"{file} must be owned by you and closed to other users, who could run code with it: remove it"
         given = json.loads(file.read_text())
         if given["format"] != FORMAT:
             return None, (
-                f"{file} is of ddp_notebook {given.get('version', '?')}, whose files this version ({__version__}) does "
-                "not read: attach with that version, or end it there"
+                f"{file} was written by ddp_notebook {given.get('version', '?')}, and this version ({__version__}) "
+                "cannot read it: attach with that version, or end it there"
             )
         if given["machine"] != _machine():  # in another container, or from before the last boot
             return None, ""

@@ -93,7 +93,7 @@ def meant_by(error: BaseException, magics: Mapping[str, Iterable[str]]) -> str:
         return ""
     sign, name = found.groups()
     if sign == "%%" and name in magics["cell"]:
-        return f"%%{name} has to be the first line of its cell"
+        return f"%%{name} must be the first line of its cell"
     ours = [one for one in magics["line" if sign == "%" else "cell"] if one.startswith(_OURS)]
     close = difflib.get_close_matches(name, ours, n=1, cutoff=0.75)
     return f"did you mean {sign}{close[0]}?" if close else ""
@@ -112,17 +112,17 @@ def hint_for(error: BaseException, cells: list[str], variables: dict[str, Any]) 
         ...     rank
         ... except NameError as error:
         ...     print(hint_for(error, [], globals()))
-        `rank` is there on the ranks only: put %%on_all_ranks above the cell
+        `rank` exists on the ranks only: put %%on_all_ranks above the cell
     """
     if type(error) in (ValueError, RuntimeError) and _NO_GROUP in str(error):
-        return "the notebook is in no process group, and its ranks are: put %%on_all_ranks above the cell"
+        return "the notebook is not in the process group of its ranks: put %%on_all_ranks above the cell"
     if name := _missing_variable(error):
         return f"{name} is set on ranks only: put %%on_all_ranks above the cell"
     if type(error) is not NameError or not error.name or not _is_in(variables, error):
         return ""
     name, put = error.name, "put %%on_all_ranks above the cell"
     if name in RANK_VARIABLES or name == LOG_FUNCTION:
-        return f"`{name}` is there on the ranks only: {put}"
+        return f"`{name}` exists on the ranks only: {put}"
     is_import = _import_on_ranks(name, cells)
     if is_import or name in IMPORTED_MODULES:
         return f"`{name}` is imported on the ranks: {put}, or import it here too"
@@ -147,7 +147,7 @@ def hint_for_script(error: BaseException, cell: str) -> str:
     command = _RUN_SCRIPT.search(cell)
     if command is None or not (name or has_no_group):
         return ""
-    lacks = f"{name} is set on ranks only" if name else "the notebook is in no process group"
+    lacks = f"{name} is set on ranks only" if name else "the notebook is not in the process group"
     line = command[1].strip()
     try:
         script = next((os.path.basename(word) for word in shlex.split(line) if word.endswith(".py")), "the script")

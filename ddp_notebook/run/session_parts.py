@@ -128,7 +128,7 @@ class SessionParts:
         is_here = rank in self.cluster.ranks
         is_silent = is_here and self.cluster.silent_s(rank) > _SILENT_S
         if not is_silent and rank in self.cells.recovery.in_call():
-            why = "it answers when its call of session.client has ended"
+            why = "it answers after its call of session.client"
         elif is_silent or (is_here and is_long):
             why = why_silent(self.cluster, [rank])[rank]
         else:

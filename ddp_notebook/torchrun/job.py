@@ -113,7 +113,7 @@ def _about_store(place: RankEntry | None) -> str:
     if place is None or not place.shares_store or not (place.restarts or place.most_restarts):
         return ""
     return (
-        "torchrun shares one store between its attempts, with which gloo does not get past a restart: set "
+        "torchrun shares one store between its attempts, which gloo cannot use after a restart: set "
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun is started (%ddp_torchrun does)"
     )
 
@@ -142,16 +142,16 @@ def cut(run: Round, probe: JobProbe) -> list[str]:
     for rank, future in asked.items():
         what = _answer(future, until)
         if what:
-            said.append(f"rank {rank}: {what} was cut; it raised there as if a peer were gone")
+            said.append(f"rank {rank}: {what} was aborted and raised an error, as if a peer had ended")
         elif what is None:
             said.append(f"rank {rank}: {waiting[rank].operation or 'the forming of a group'} is not left yet")
         else:
             free.append(rank)
     if free:
-        said.append(f"{list_ranks(free)}: had left it by then, by {_self(free)} or since a peer was cut")
+        said.append(f"{list_ranks(free)}: had left it before, by {_self(free)} or because a peer was aborted")
     if others := [rank for rank in run.living if rank not in waiting]:
-        said.append(f"{list_ranks(others)}: in no operation, so nothing was cut there")
-    return said or ["no rank of it is there"]
+        said.append(f"{list_ranks(others)}: in no operation, so nothing was aborted")
+    return said or ["the job has no rank now"]
 
 
 def _waits(view: RankView) -> bool:
@@ -440,7 +440,7 @@ class TorchrunJob:
                 except OSError as error:
                     silent.append(entry.who)
                     if entry.who not in self._silent:
-                        self.events.add(f"process {entry.pid} of the job does not answer at its door: {error}")
+                        self.events.add(f"process {entry.pid} of the job does not answer on its socket: {error}")
         self._silent = set(silent)
         self._known -= self._silent
         return not silent

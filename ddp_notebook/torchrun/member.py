@@ -60,7 +60,7 @@ class Member:
         if why:
             self.how_it_went = why
         elif done is None:
-            self.how_it_went = "its process ended without a word, as by a signal"
+            self.how_it_went = "its process ended without a message, for example by a signal"
             self.cause_order = 1  # torchrun also sends a signal to the others after a rank has failed
         elif done.status == "ok":
             self.how_it_went = "ended the script"

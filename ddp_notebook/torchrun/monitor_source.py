@@ -117,10 +117,10 @@ def _view(run: Round, rank: int, vitals: Vitals | None, is_silent: bool) -> Rank
 def _why_silent(pid: int) -> str:
     try:
         if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
-            return f"its process {pid} is stopped; kill -CONT {pid} lets it go on"
+            return f"its process {pid} is stopped; kill -CONT {pid} resumes it"
     except psutil.Error:
         return "its process has just ended"
-    return "one long call lets no other thread run"
+    return "no other thread can run during one long call"
 
 
 def missing(run: Round, after_s: float = 3.0) -> str:

@@ -110,8 +110,9 @@ def torchrun_line() -> LineParser:
     )
     parser.add_argument("--agents", metavar="N", default="1", help="number of agents to start on this machine (1)")
     parser.add_argument("--name", metavar="NAME", default="", help="name of the job for %%ddp_attach")
-    folded = "merge lines of ranks (on); off: in order of arrival"
-    parser.add_argument("--fold", metavar="on|off", default="on", help=folded)
+    parser.add_argument(
+        "--fold", metavar="on|off", default="on", help="merge lines of ranks (on); off: in order of arrival"
+    )
     parser.add_argument("options", metavar="OPTION", nargs="*", help="options of torchrun, such as --nproc-per-node 4")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, or -m and a module")
     parser.add_argument("arguments", metavar="ARGUMENT", nargs="*", help="arguments of the script")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddp_notebook.widgets.monitor import Monitor
     from ddp_notebook.widgets.publisher import Publisher
 
-_NO_PICTURE = "The picture of this monitor comes when a cell has ended."
+_NO_PICTURE = "The picture of this monitor appears when a cell has ended."
 _log = logging.getLogger(__name__)
 
 

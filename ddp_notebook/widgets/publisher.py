@@ -132,7 +132,7 @@ class Publisher:
                 with self._lock:
                     self._tick()
             except Exception:  # one message is lost; the views must continue
-                _log.exception("the monitor was not told something")
+                _log.exception("an update could not be sent to the monitor")
             self.cpu_s = time.thread_time()
             waits = self._feed.has_news() or self._present.is_asking
             left_s = PERIOD_S - (time.monotonic() - began_s)
@@ -159,4 +159,4 @@ class Publisher:
             try:
                 sink(message)
             except Exception:  # the other views must still get the message
-                _log.exception("a view was not told something")
+                _log.exception("an update could not be sent to a view")

@@ -90,13 +90,13 @@ class UnderCell:
             self._is_decided = True
         except Exception:  # an error of the view must not stop the cell
             self._has_failed = True
-            _log.exception("no view is shown under the cell, and those that are there stand still")
+            _log.exception("no view is shown under the cell, and earlier views are not updated")
 
     def end(self, cell: int) -> None:
         try:
             self._placing.end(cell)
         except Exception:
-            _log.exception("the view under the cell is as it was")
+            _log.exception("the view under the cell could not be updated")
 
     def _decide(self, cell: int, runs_s: float) -> None:
         if not self._is_wanted and self._has_something(cell):

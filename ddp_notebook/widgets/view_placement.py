@@ -263,7 +263,7 @@ class ViewPlacement:
     def _checked(self, view: View) -> View:
         """Return the same view, or an HTML view that replaces a widget without an answer."""
         if self._instead is not None and view is self._instead and self._answering.is_there:
-            self._instead.note("the widget in this place answered late: %ddp_monitor shows one with all panels")
+            self._instead.note("the widget under this cell answered late: %ddp_monitor shows one with all panels")
         if not isinstance(view, WidgetView) or not self._answering.is_overdue(view.shown_s):
             return view
         instead = self._html_view(view.cell, self._publisher_of(view.cell) if view.is_live else None, view.handle)
@@ -298,7 +298,7 @@ class ViewPlacement:
                 self._look_again(again_s)
             self._look_until_current()
         except Exception:
-            _log.exception("the monitor is as it was")
+            _log.exception("the monitor could not be updated")
 
     def _look_until_current(self) -> None:
         """Schedule `look` while HTML shows older numbers of the run than the ranks have sent. Nothing else redraws it

@@ -33,7 +33,7 @@ from ddp_notebook.wire.buffers import split
 MOST_DEPTH = 100  # maximum nesting depth of containers
 MOST_JSON_BYTES = 256 << 20
 _LONG_TEXT = 1000  # characters; a longer text gets its own part
-_BOTH_NEED = "%ddp_pull without --safe takes it as a pickle"
+_BOTH_NEED = "use %ddp_pull without --safe, which sends a pickle"
 # torch dtypes whose elements are whole bytes. Other dtypes, such as quantized ones, are not supported.
 DTYPES = frozenset(
     {"bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"}
@@ -163,9 +163,9 @@ class _Writer:
         is_parameter = type(value) is torch.nn.Parameter
         if not (is_parameter or type(value) is torch.Tensor):
             if hasattr(value, "full_tensor"):
-                how = "send its local part, .to_local(), or .full_tensor(), which all ranks have to call"
+                how = "send its local part, .to_local(), or .full_tensor(), which all ranks must call"
             else:
-                how = "make a plain tensor of it"
+                how = "convert it to a plain tensor"
             raise NotSafeError(f"{where} is a {_name(type(value))}; {how}, or {_BOTH_NEED}")
         if value.layout is not torch.strided or value.is_quantized or value.is_nested:
             kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)

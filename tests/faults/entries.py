@@ -45,7 +45,7 @@ _NOTE = re.compile(
     r"|ranks? [\d,-]+: no default process group after this cell; .*"
     r"|\[[\d,-]+\] \[rank\d+(?: \| \d+)*\]:\[E.* monitoredBarrier.*"  # from torch, about a dead rank
     r"|\[[\d,-]+\] \[rank\d+(?: \| \d+)*\]:\[W.* The hostname of the client socket cannot be retrieved.*"  # about ::1
-    r"|group \[\d,\d\] of ranks \d,\d is not known on rank \d and cannot be used any more; make it again .*"
+    r"|group \[\d,\d\] of ranks \d,\d does not exist on rank \d and can no longer be used; make it again .*"
 )
 _ACT = re.compile(r"^ *ranks? (?P<ranks>[\d,-]+) (was |were |has |have )?(?P<act>.*)$", re.MULTILINE)
 
@@ -180,4 +180,4 @@ def _check_text(reply: Reply, in_state: set[int], state: State, fault: Fault, vi
 
 def _stopped(rank: int, pid: int) -> str:
     """Return the pattern of the message about a stopped process."""
-    return rf"rank {rank}\b.*its process \(?(pid )?{pid}\)? is stopped; kill -CONT {pid} lets it go on"
+    return rf"rank {rank}\b.*its process \(?(pid )?{pid}\)? is stopped; kill -CONT {pid} resumes it"

@@ -108,7 +108,7 @@ def test_places_read_right(kernel):
 def test_a_live_monitor_comes_gives_way_to_html_which_stays(kernel):
     """All views use one display. No front end answers the widget, as in Colab while a cell runs."""
     (_, shown), (_, picture) = kernel.run("%ddp_monitor").shown
-    assert picture["data"]["text/plain"] == "The picture of this monitor comes when a cell has ended."
+    assert picture["data"]["text/plain"] == "The picture of this monitor appears when a cell has ended."
     assert "application/vnd.jupyter.widget-view+json" in shown["data"]
     place = shown["transient"]["display_id"]
     code = "import time\nfor step in range(30):\n    log(loss=1 / (step + 1))\n    time.sleep(0.1)"

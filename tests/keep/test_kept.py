@@ -82,7 +82,7 @@ def test_a_running_cell_is_shown_once_and_waited_for(notebook, attach, tmp_path)
         go.touch()
     begun = second.run(line)
     if then:
-        assert "cell [3] of the earlier notebook goes on as job 1" in begun.stdout
+        assert "cell [3] of the earlier notebook continues as job 1" in begun.stdout
         prompts = second.run("import ddp_notebook\nlist(ddp_notebook.current().recording.prompts.values())")
         assert prompts.displays[0]["text/plain"] == "['In [3]']", "the name of the cell in the status and the monitor"
         go.touch()
@@ -141,7 +141,7 @@ def test_a_running_cell_can_be_stopped(notebook):
     kill(first)
 
     second = notebook()
-    assert "cell [4] of the earlier notebook goes on as job 1" in second.run("%ddp_attach").stdout
+    assert "cell [4] of the earlier notebook continues as job 1" in second.run("%ddp_attach").stdout
     [_, row] = second.run("%ddp_jobs").stdout.splitlines()
     assert row.split()[:5] == ["1", "In", "[4]", "0-1", "running"] and float(row.split()[5]) > 0.3, row
     assert second.run("%ddp_cancel 1").stdout.startswith("job 1 was cancelled after ")
@@ -334,10 +334,10 @@ def test_a_recording_whose_disk_is_full(runtime, make_kernel, tmp_path):
             reply = first.run("%on_all_ranks kept")
             assert reply.stdout == "[0-1] 'kept'\n"
             told.append(reply.stderr)
-            return "a part of the recording is not kept, since it cannot be written: " in "".join(told)
+            return "a part of the recording is lost, because it cannot be written: " in "".join(told)
 
         wait_until(is_told, 10.0)
-        assert "No space left on device; make room there" in "".join(told)
+        assert "No space left on device; free space there" in "".join(told)
         kill(first)
 
         second = make_kernel(env={**env, "TMPDIR": str(tmp_path)})

@@ -114,7 +114,7 @@ def test_one_that_looks_sees_the_cells_of_the_other(notebook, tmp_path):
         )
     wait_until(lambda: "waiting" in second.run("%ddp_jobs").stdout, what="the cells of the other notebook are not seen")
     title, *table = second.run("%ddp_jobs").stdout.splitlines()
-    assert title == "this notebook only looks; cells of the notebook that drives the session:"
+    assert title == "this notebook is read-only; cells of the notebook that drives the session:"
     assert [line.split()[:5] for line in table] == [
         ["cell", "ranks", "state", "s", "code"],
         ["In", "[3]", "0-1", "running", table[1].split()[4]],
@@ -125,7 +125,7 @@ def test_one_that_looks_sees_the_cells_of_the_other(notebook, tmp_path):
         "print({name: session._views._new_publisher(None).head()[name] for name in ('state', 'label')})"
     )
     assert second.run(head).stdout == "{'state': 'running', 'label': 'In [3]'}\n"
-    assert second.run("print(session._views.interrupt())").stdout.startswith("this notebook only looks")
+    assert second.run("print(session._views.interrupt())").stdout.startswith("this notebook is read-only")
     end.touch()
     wait_until(lambda: "no cell runs" in second.run("%ddp_jobs").stdout, what="the cells have ended")
     last = "{'state': 'idle', 'label': 'In [4]'}\n"
@@ -147,7 +147,7 @@ def test_a_take_over_detaches_a_busy_notebook_and_keeps_ranks(notebook, tmp_path
     wait_until(held.exists, 10.0)
     second = notebook()
     taken = second.run("%ddp_attach --take-over")
-    assert "goes on as job 1" in taken.stdout
+    assert "continues as job 1" in taken.stdout
     lost = first.finish(busy, 20)
     assert lost.ename == "SessionBrokenError" and "has taken the session over" in lost.traceback
     assert "is driven by another notebook; %ddp_stop detaches this notebook from it" in first.run("%ddp_start 2").evalue
@@ -292,7 +292,7 @@ def test_files_of_others_are_refused_with_a_sentence(runtime, change, words):
         attach_commands.attach_session()
     assert words in str(caught.value)
     entry.path.chmod(0o644)
-    with pytest.raises(UsageError, match="is not a file of yours alone"):
+    with pytest.raises(UsageError, match="must be owned by you and closed to other users"):
         attach_commands.attach_session("kept-1")
     entry.path.write_text(json.dumps({"name": 3}))
     entry.path.chmod(0o600)

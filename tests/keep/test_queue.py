@@ -49,7 +49,7 @@ def test_the_next_notebook_has_them_in_its_queue(notebook, tmp_path):
     leave(notebook, tmp_path / "go")
     second = notebook()
     told = second.run("%ddp_attach").stdout
-    assert "cell [3] of the earlier notebook goes on as job 1\n" in told
+    assert "cell [3] of the earlier notebook continues as job 1\n" in told
     for job in (2, 3):
         assert f"cell [{job + 2}], which waited in the queue of the earlier notebook, is job {job}\n" in told
     assert second.run("%ddp_cancel 2").stdout == "job 2 was cancelled after 0.0 s\n"

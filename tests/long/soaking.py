@@ -304,7 +304,7 @@ class Soak:
         struck_at = time.monotonic()
         self.kernel.interrupt()
         told = self.kernel.wait_for_text("press stop again", _CELL_S)
-        assert f"kill -CONT {self._pids[victim]} lets it go on" in told, told
+        assert f"kill -CONT {self._pids[victim]} resumes it" in told, told
         self.kernel.interrupt()
         reply = self.kernel.finish(message, _CELL_S)
         assert reply.ename == "KeyboardInterrupt", reply

@@ -82,9 +82,13 @@ def test_a_rank_is_blamed_with_its_host():
         (
             HOSTS,
             0,
-            "66 % of the step waits for the network between gpu1 and gpu2: all ranks had come, and 1.3 GB/s were ",
+            "66 % of the step waits for the network between gpu1 and gpu2: all ranks had arrived, and 1.3 GB/s were ",
         ),
-        (("a", "b", "c", "d"), 0, "66 % of the step waits for the network between 4 hosts: all ranks had come, and "),
+        (
+            ("a", "b", "c", "d"),
+            0,
+            "66 % of the step waits for the network between 4 hosts: all ranks had arrived, and ",
+        ),
         ((), 0, "66 % of the step is communication that no compute hides"),
         (
             HOSTS,

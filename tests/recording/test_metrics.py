@@ -421,9 +421,9 @@ def test_watching_a_complex_number_breaks_no_training(ranks):
         (
             "acc,losss",
             "acc = 1\nstep(torch.randn(8, 4))",
-            "--watch losss has shown nothing: when an optimizer stepped, ",
+            "--watch losss recorded nothing: when an optimizer stepped, ",
         ),
-        ("acc", "acc = 1", "--watch acc has shown nothing: no optimizer of torch.optim has stepped"),
+        ("acc", "acc = 1", "--watch acc recorded nothing: no optimizer of torch.optim has stepped"),
     ],
 )
 def test_what_was_not_seen_of_what_was_to_be_watched_is_told(ranks, names, code, words):

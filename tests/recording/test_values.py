@@ -390,9 +390,9 @@ own, averaged = [one.flatten().tolist() for one in own], [one.flatten().tolist()
 def test_a_gradient_that_was_not_seen_is_told(ranks):
     """After the test above, whose model still exists."""
     for code, name, words in (
-        ("pass", "0.wieght", "has shown nothing: the models in DDP have 0.weight, 0.bias, 2.weight, 2.bias"),
-        ("pass", "0.weight", "has shown nothing: it was in no backward that averages gradients"),
-        ("del ddp; import gc; gc.collect()", "0.weight", "has shown nothing: no model is in DDP"),
+        ("pass", "0.wieght", "recorded nothing: the models in DDP have 0.weight, 0.bias, 2.weight, 2.bias"),
+        ("pass", "0.weight", "recorded nothing: no backward pass has averaged its gradient"),
+        ("del ddp; import gc; gc.collect()", "0.weight", "recorded nothing: no model is in DDP"),
     ):
         result = ranks.run(code, quiet=True, record=what_to_record(gradient=name))
         assert result[1].stderr == f"ddp_notebook: --gradient {name} {words}\n"

@@ -226,7 +226,7 @@ def test_a_call_that_has_not_returned_is_open_until_it_has(session):
     states = [one["args"].get("state") for one in events if one["name"] == "stays"]
     assert states == ["not returned yet"] * 4, "both of them on both ranks"
     report = str(session.recording.report(called.cell))
-    assert "Not returned when this was told: stays from rank 0 to rank 1 (2 times)" in report
+    assert "Not returned when this report was made: stays from rank 0 to rank 1 (2 times)" in report
 
     session.run("may_end.set()\nrpc.shutdown()")
     for before, after in zip((called, made), told(is_open=False), strict=True):

@@ -65,7 +65,7 @@ def test_an_optimizer_made_before_the_model_was_sharded(ranks, how):
     (found,) = mistakes(ranks, f"model = make(4, 8, 4)\n{_FIRST}\n{how}")
     assert found == (
         "ranks 0,1: optimizer holds 4 parameters that no model uses: it was made before model was sharded, so "
-        "its steps change nothing of model; make it after fully_shard or parallelize_module"
+        "its steps do not change model; create it after fully_shard or parallelize_module"
     )
     assert repr(ranks.check()).splitlines()[-1] == f"wrong on {found}"
 
@@ -399,7 +399,7 @@ def test_the_card_says_that_a_checkpoint_takes_all_ranks(ranks, tmp_path):
     [
         (
             "init_device_mesh('cpu', (3, 2))",
-            r"a mesh of 3 \* 2 = 6 ranks != world_size 2: its sizes have to multiply to 2",
+            r"a mesh of 3 \* 2 = 6 ranks != world_size 2: the product of its sizes must be 2",
         ),
         ("init_device_mesh(device_type='cpu', mesh_shape=(3,))", r"a mesh of 3 = 3 ranks != world_size 2"),
         (
@@ -408,7 +408,7 @@ def test_the_card_says_that_a_checkpoint_takes_all_ranks(ranks, tmp_path):
         ),
         (
             "distribute_tensor(torch.ones(4, 3), init_device_mesh('cpu', (2,)), [Shard(0), Shard(1)])",
-            r"2 placements .* != 1 dimensions of the mesh \(2,\): one placement for each of them",
+            r"2 placements .* != 1 dimensions of the mesh \(2,\): pass one placement for each dimension",
         ),
         (
             "DTensor.from_local(torch.ones(4, 3), init_device_mesh('cpu', (2,)), [Shard(2)])",
@@ -416,7 +416,7 @@ def test_the_card_says_that_a_checkpoint_takes_all_ranks(ranks, tmp_path):
         ),
         (
             "DTensor.from_local(torch.ones(4, 3), init_device_mesh('cpu', (2,)), [Shard(0), Shard(1)])",
-            r"2 placements .* != 1 dimensions of the mesh \(2,\): one placement for each of them",
+            r"2 placements .* != 1 dimensions of the mesh \(2,\): pass one placement for each dimension",
         ),
         (
             "whole = distribute_tensor(torch.ones(4, 3), init_device_mesh('cpu', (2,)), [Shard(0)])\n"
@@ -426,11 +426,11 @@ def test_the_card_says_that_a_checkpoint_takes_all_ranks(ranks, tmp_path):
         (
             "whole = distribute_tensor(torch.ones(4, 3), init_device_mesh('cpu', (2,)), [Shard(0)])\n"
             "whole.redistribute(placements=[Shard(0), Shard(1)])",
-            r"2 placements .* != 1 dimensions of the mesh \(2,\): one placement for each of them",
+            r"2 placements .* != 1 dimensions of the mesh \(2,\): pass one placement for each dimension",
         ),
         (
             "fully_shard(torch.nn.Linear(4, 4), mesh=init_device_mesh('cpu', (1,)))",
-            r"rank 1 is not in the mesh of 1 = 1 ranks != world_size 2: its sizes have to multiply to 2, or only its",
+            r"rank 1 is not in the mesh of 1 = 1 ranks != world_size 2: the product of its sizes must be 2, or only",
         ),
     ],
 )
@@ -469,8 +469,8 @@ def test_what_refuses_to_be_looked_at_is_saved_all_the_same(ranks, tmp_path):
         ("DDP(make(4, 4)).set_requires_gradient_sync(False)", "this DistributedDataParallel is not sharded: 2 ranks"),
         (
             "fully_shard(make(4, 4, 4))[0].reshard()",
-            "this Linear was not given to fully_shard, though its parameters are DTensors: call reshard on a model "
-            "that was, or call fully_shard on this Linear as well, before that",
+            "fully_shard was not called on this Linear, although its parameters are DTensors: call reshard on a model "
+            "that was passed to fully_shard, or call fully_shard on this Linear first",
         ),
         ("make(4, 4)[0].weight.full_tensor()", "this tensor of shape (4, 4) is a plain tensor, not a DTensor"),
     ],

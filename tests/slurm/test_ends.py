@@ -66,7 +66,7 @@ def _by_the_limit(slurm, job):
 @pytest.mark.parametrize(
     ("end", "words"),
     [
-        (_by_a_job_that_goes_before, "was preempted: a job that goes before it has taken its nodes"),
+        (_by_a_job_that_goes_before, "was preempted: a job with higher priority has taken its nodes"),
         (_by_the_limit, "has reached its time limit of .*; ask for more with -t"),
     ],
 )

@@ -52,8 +52,14 @@ def test_waiting_in_the_queue_does_not_count_as_the_start(slurm):
         ("-p nowhere", "sbatch refuses: invalid partition specified: nowhere; Batch job submission failed"),
         ("--frobnicate", "sbatch refuses: unrecognized option '--frobnicate'"),
         ("-t soon", "sbatch refuses: Invalid --time specification"),
-        ("-N9", "will not start: no nodes of the partition have what it asks for (PartitionConfig); it is taken out"),
-        ("-n900", "will not start: no nodes of the partition have what it asks for (PartitionConfig); it is taken out"),
+        (
+            "-N9",
+            "will not start: no node of the partition has the requested resources (PartitionConfig); it was removed",
+        ),
+        (
+            "-n900",
+            "will not start: no node of the partition has the requested resources (PartitionConfig); it was removed",
+        ),
     ],
 )
 def test_what_slurm_refuses_is_told_in_its_own_words(slurm, arguments, words):
@@ -67,7 +73,10 @@ def test_what_slurm_refuses_is_told_in_its_own_words(slurm, arguments, words):
     [
         ("", "--slurm without arguments needs a notebook inside an allocation, but SLURM_JOB_ID is not set"),
         ("-N1 'x", '--slurm: No closing quotation: "-N1 \'x"'),
-        ("-N1 --array=1-4", "--slurm takes no --array=1-4: a job array is many jobs; leave it out"),
+        (
+            "-N1 --array=1-4",
+            "--slurm takes no --array=1-4: a job array starts several jobs, and a session needs one; leave it out",
+        ),
         ("-N1 -W", "--slurm takes no -W: sbatch would wait for the end of the job; leave it out"),
     ],
 )
@@ -86,7 +95,7 @@ def test_a_job_whose_tasks_cannot_start_shows_its_last_output(slurm):
 
 def test_a_job_whose_output_its_nodes_cannot_write(slurm):
     with pytest.raises(
-        StartError, match=r"has failed; its output, /no/such/folder/said, cannot be read here: with -o name a file"
+        StartError, match=r"has failed; its output, /no/such/folder/said, cannot be read here: pass a file"
     ):
         ddp_notebook.start(slurm="-N1 -o /no/such/folder/said")
 
@@ -187,8 +196,8 @@ def test_a_line_tells_that_the_end_is_near(slurm):
     try:
         begun.start(["sleep", "60"], {})
         wait_until(lambda: told() == 2, 15.0)
-        assert re.fullmatch(r"Slurm job \d+ ends in (59|60) s, and all ranks with it: save what is to be kept", said[0])
-        assert re.fullmatch(r"Slurm job \d+ ends in 5[78] s, and all ranks with it: save what is to be kept", said[1])
+        assert re.fullmatch(r"Slurm job \d+ ends in (59|60) s, and all ranks with it: save your data now", said[0])
+        assert re.fullmatch(r"Slurm job \d+ ends in 5[78] s, and all ranks with it: save your data now", said[1])
     finally:
         begun.end()
 
@@ -218,15 +227,15 @@ NOW = time.mktime((2020, 11, 24, 12, 0, 0, 0, 0, -1))
             SlurmJobState(state="PENDING", reason="Priority", starts=NOW),
             "waits in the queue: Priority, starts about Tue 24 Nov, 12:00",
         ),
-        (SlurmJobState(state="CONFIGURING"), "has nodes, which are being made ready"),
+        (SlurmJobState(state="CONFIGURING"), "has nodes, which are being prepared"),
         (SlurmJobState(state="RUNNING", nodes="n[1-2]"), "runs on n[1-2]"),
         (
             SlurmJobState(state="TIMEOUT", limit="2:00:00"),
             "has reached its time limit of 2:00:00; ask for more with -t",
         ),
-        (SlurmJobState(state="NODE_FAIL"), "has lost a node, which failed"),
+        (SlurmJobState(state="NODE_FAIL"), "has lost a node that failed"),
         (SlurmJobState(state="OUT_OF_MEMORY"), "has used more memory than it had; ask for more with --mem"),
-        (SlurmJobState(state=""), "is not known to Slurm any more"),
+        (SlurmJobState(state=""), "is no longer known to Slurm"),
         (SlurmJobState(state="REVOKED"), "has ended: REVOKED"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_job_that_is_cancelled_ends_the_cell_with_a_sentence(slurm, capsys):
         [job] = slurm.jobs()
         assert session.world_size == 1
         session.run("import time; time.sleep(1.5)")
-        line = f"Slurm job {job} ends in 9 min, and all ranks with it: save what is to be kept\n"
+        line = f"Slurm job {job} ends in 9 min, and all ranks with it: save your data now\n"
         assert capsys.readouterr().err == line
         later = session.submit("import time; time.sleep(60)")
         slurm.ask("scancel", job)

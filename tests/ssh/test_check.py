@@ -27,9 +27,9 @@ def test_every_host_is_a_row(python):
         lost,
         [
             "no ssh server answers there",
-            "a key helps: ssh-copy-id wants-a-password",
-            "connect once by hand, which asks whether the key is right: ssh unknown-key",
-            "is it in ~/.ssh/config, or spelt otherwise?",
+            "set up a key: ssh-copy-id wants-a-password",
+            "run ssh unknown-key once in a terminal and accept its host key",
+            "check the spelling of the name, and ~/.ssh/config",
         ],
         strict=True,
     ):
@@ -55,7 +55,7 @@ def test_another_version_is_told_with_the_table(ssh):
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("import ddp_notebook.version; ddp_notebook.version.__version__ = '0.0.9'")
     older = sshd.python(ssh, variable=f'PYTHONPATH="{folder}:$PYTHONPATH"')
-    words = "ddp_notebook is not the same everywhere: .* on the notebook, 0.0.9 on one and two; install one version"
+    words = "ddp_notebook differs between hosts: .* on the notebook, 0.0.9 on one and two; install one version"
     with pytest.raises(StartError, match=words) as told:
         ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1,two:1", python=older))
     assert str(told.value).count(" 0.0.9*") == 2

@@ -85,8 +85,8 @@ def test_ranks_begin_in_the_folder_with_its_files(session, project):
     for line, host in zip(session.files.synced.lines[:2], ("one", "two"), strict=True):
         assert line.startswith(f"{host}: 6 files (2.6 MB) sent to {project} in "), line
     assert session.files.synced.lines[2:] == (
-        "left out, since files of such names hold keys: .env; %ddp_sync --also .env sends one",
-        "left out, since these links lead out of the folder: out",
+        "not sent, because files with such names usually contain keys: .env; %ddp_sync --also .env sends one",
+        "not sent, because these links lead out of the folder: out",
     )
     there = "['.gitignore', 'big.bin', 'data', 'mod.py', 'run.sh', 'table.csv']"
     listed = "os.getcwd(), sorted(n for n in os.listdir() if n[:2] not in ('.i', '__'))"
@@ -107,7 +107,7 @@ def test_only_what_changed_is_sent_again(session, project):
     os.utime(project / "big.bin")  # same content
     again = session.files.sync()
     assert again.sent == {"one": ["mod.py"], "two": ["mod.py"]}
-    assert again.lines[0].endswith("; there already: 5")
+    assert again.lines[0].endswith("; already there: 5")
     assert said(session, "open('mod.py').read()") == ["value = 42"] * 2
     assert session.files.sync().sent == {"one": [], "two": []}, "the time of the other one was taken over"
 
@@ -124,7 +124,7 @@ def test_nothing_there_is_deleted_and_what_is_newer_there_stays(session, project
     make(project, **{"data/x.csv": "1,2,3\n"})
     os.utime(project / "data" / "x.csv", (1, 1))
     kept = session.files.sync()
-    newer = "newer on {}, and left as they are: data/x.csv; %ddp_sync --overwrite sends those from here"
+    newer = "newer on {}and not changed: data/x.csv; %ddp_sync --overwrite sends those from here"
     assert kept.sent == {"one": ["data/y.csv"], "two": ["data/y.csv"]}
     assert [line for line in kept.lines if "newer" in line] == [newer.format("one"), newer.format("two")]
     assert said(session, "open('data/x.csv').read(), open('result.txt').read()") == ["1,2\n mine", "1,2\n3,4\n mine"]
@@ -141,12 +141,12 @@ def test_what_is_in_the_way_is_told(session, project):
     session.run("os.mkdir('new.py'); open('folder', 'w').close()", quiet=True)
     make(project, **{"new.py": "", "folder/a.py": ""})
     with pytest.raises(
-        HostError, match=r"folder/a.py cannot be written on (one|two): .*a file is there where a folder"
+        HostError, match=r"folder/a.py cannot be written on (one|two): .*a file has the name of a needed folder"
     ):
         session.files.sync()
     session.run("os.unlink('folder')", quiet=True)
     told = session.files.sync()
-    assert "no file on one, and left as it is: new.py; move it away there" in told.lines
+    assert "not a file on one, and not changed: new.py; move it away on that host" in told.lines
     session.run("os.rmdir('new.py')", quiet=True)
 
 
@@ -178,7 +178,7 @@ def test_a_full_disk_is_told_and_nothing_half_is_left(session, project):
     (project / "huge.bin").write_bytes(bytes(70 << 20))
     try:
         with pytest.raises(
-            HostError, match=r"huge.bin cannot be written on (one|two): No space left .*; the disk is full"
+            HostError, match=r"huge.bin cannot be written on (one|two): No space left .*; the disk of that host is full"
         ):
             session.files.sync()
     finally:
@@ -235,7 +235,7 @@ def test_hosts_that_share_a_folder_of_their_own(session, project, home):
     session.run(f"open({str(path.parent)!r}, 'w').close()", quiet=True)
     told = session.files.sync(path)
     assert told.folders == {"one": f"{home}/code", "two": f"{home}/code"}
-    assert told.lines[0].startswith(f"one: 1 file (1 B) sent to {home}/code ({path} cannot be made there) in ")
+    assert told.lines[0].startswith(f"one: 1 file (1 B) sent to {home}/code ({path} cannot be created there) in ")
     assert told.lines[1] == f"two: has {home}/code from one, which shares it"
     assert sorted(os.listdir(home / "code")) == [NOTE, "a.py"]
     (home / "code" / "a.py").write_text("of somebody else")
@@ -254,7 +254,9 @@ def test_a_folder_that_is_a_link_is_not_followed(session, project, home):
     session.run(f"if local_rank == 0: os.symlink({str(home)!r}, 'linked')", quiet=True)
     make(project, **{"linked/a.py": "1"})
     told = session.files.sync()
-    assert ("in a folder that is a link on one, and not sent: linked/a.py; move the link away there") in told.lines
+    assert (
+        "in a folder that is a link on one, and not sent: linked/a.py; move the link away on that host"
+    ) in told.lines
     assert "a.py" not in os.listdir(home)
     session.run("if local_rank == 0: os.unlink('linked')", quiet=True)
 
@@ -264,7 +266,9 @@ def test_what_cannot_be_sent_stops_the_start(session, project):
         DirectHosts(StartOptions(hosts=ddp_notebook.Ssh("one:1", sync="no/such")))
     (project / "huge.bin").write_bytes(bytes(70 << 20))
     try:
-        with pytest.raises(StartError, match=r"huge.bin cannot be written on (one|two): .*the disk is full there"):
+        with pytest.raises(
+            StartError, match=r"huge.bin cannot be written on (one|two): .*the disk of that host is full"
+        ):
             session._hosts.sync_first(lambda: None, lambda _: None)
     finally:
         (project / "huge.bin").unlink()

@@ -202,11 +202,14 @@ def test_shell_output_is_not_the_reason_of_a_server_that_ended(ssh):
 @pytest.mark.parametrize(
     ("host", "words"),
     [
-        ("nowhere.invalid", r"no host server on nowhere.invalid: .*; is it in ~/.ssh/config, or spelt otherwise?"),
+        (
+            "nowhere.invalid",
+            r"no host server on nowhere.invalid: .*; check the spelling of the name, and ~/.ssh/config",
+        ),
         ("nobody-listens", r"no host server on nobody-listens: .*; no ssh server answers there"),
-        ("wants-a-password", r"no host server on wants-a-password: .*; a key helps: ssh-copy-id wants-a-password"),
-        ("unknown-key", r"no host server on unknown-key: .*; connect once by hand, .*: ssh unknown-key"),
-        ("changed-key", r"no host server on changed-key: Host key .* has changed .*; it has another key than it had"),
+        ("wants-a-password", r"no host server on wants-a-password: .*; set up a key: ssh-copy-id wants-a-password"),
+        ("unknown-key", r"no host server on unknown-key: .*; run ssh unknown-key once"),
+        ("changed-key", r"no host server on changed-key: Host key .* has changed .*; its host key has changed"),
     ],
 )
 def test_a_host_that_cannot_be_reached(ssh, host, words):
@@ -219,8 +222,8 @@ def test_a_host_that_cannot_be_reached(ssh, host, words):
 @pytest.mark.parametrize(
     ("first", "words"),
     [
-        ("exec /no/such/python", "name the Python that has torch there with --python"),
-        ("unset PYTHONPATH; cd /; exec python3 -I -c 'import ddp_notebook.launch'", "name another Python than"),
+        ("exec /no/such/python", "pass the path of a Python with torch on that host with --python"),
+        ("unset PYTHONPATH; cd /; exec python3 -I -c 'import ddp_notebook.launch'", "pass another Python than"),
     ],
 )
 def test_a_python_that_will_not_do(ssh, first, words):
@@ -245,7 +248,10 @@ def test_a_host_without_torch_is_reached(ssh):
 @pytest.mark.parametrize(
     ("python", "words"),
     [
-        ("/no/such/python", "/no/such/python: .*; name the Python that has torch there with --python /path/to/python"),
+        (
+            "/no/such/python",
+            "/no/such/python: .*; pass the path of a Python with torch on that host: --python /path/to/python",
+        ),
         ("/bin/false", "ssh ended with status 1"),
     ],
 )

@@ -280,7 +280,7 @@ def test_a_host_is_lost_and_its_ranks_go_elsewhere(network, host, rank, after):
         session.run("kept = rank + 40")
         try:
             moment = _soon(made.cut, host)
-            why = f"{host} was lost: nothing was heard of it for 5 s"
+            why = f"{host} was lost: it has sent nothing for 5 s"
             with contextlib.redirect_stderr(Clocked()) as said, pytest.raises(RankDiedError, match=why):
                 session.run(FOREVER)
             lost_s = time.monotonic() - moment[0]
@@ -380,7 +380,7 @@ def test_an_outpost_is_heard_and_lost_as_other_hosts_are(network, monkeypatch):
         session.run("kept = rank + 40")
         moment = _soon(made.cut, "b")
         try:
-            with pytest.raises(RankDiedError, match=f"{name} was lost: nothing was heard of it for 9 s"):
+            with pytest.raises(RankDiedError, match=f"{name} was lost: it has sent nothing for 9 s"):
                 session.run(FOREVER)
             assert time.monotonic() - moment[0] < 10.5
             session.ranks.heal()

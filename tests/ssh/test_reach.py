@@ -74,7 +74,7 @@ def test_a_network_that_does_not_lead_from_host_to_host_is_named(network, hosts)
     assert took_s < 3
     assert f"a cannot connect to b at {address['b']} (eth0): no answer in 2 s" in said
     assert f"b cannot connect to a at {address['a']} (eth0): no answer in 2 s" in said
-    assert "is a firewall between them? Open that network" in said
+    assert "a firewall may be between them: open all ports" in said
     assert f"{address['b']} (eth0)*" in said.splitlines()[-1] and "the same" in said.splitlines()[-1]
     fit.require(hosts)
 
@@ -89,7 +89,10 @@ def test_another_network_that_does_is_named_too(network, hosts):
     finally:
         made.inside("b", "ip", "link", "set", "ib0", "down")
     assert took_s < 3
-    assert f"; b is reached at {_OTHER}.2 (ib0), a is reached at {_OTHER}.1 (ib0): let ~/.ssh/config name" in said
+    assert (
+        f"; b is reached at {_OTHER}.2 (ib0), a is reached at {_OTHER}.1 (ib0): set the addresses of that network"
+        in said
+    )
 
 
 def test_a_way_that_leads_in_one_direction_only(network, hosts):
@@ -134,7 +137,7 @@ def test_a_firewall_that_lets_some_ports_through(network, hosts):
         made.inside(name, "iptables", "-A", *rule)
     try:
         said, took_s = _refused(lambda: fit.require(hosts, ports=_PORTS))
-        assert "Connection refused; --ports 40000-40007 are let through, and gloo and NCCL take whatever port" in said
+        assert "Connection refused; the ports of --ports (40000-40007) are open, but gloo and NCCL use ports" in said
         assert f"{setting}='40000 40007'" in said and took_s < 3
         for name in "ab":
             made.inside(name, "sysctl", "-qw", f"{setting}=40000 40007")
@@ -158,4 +161,6 @@ def test_ports_of_a_host_that_are_taken_are_told(network, hosts):
             said, _ = _refused(lambda: fit.require(hosts, ports=range(41000, 41008)))
         finally:
             busy.kill()
-    assert "ports 41000-41007): b cannot listen there, or all of these are taken; give --ports others, or more" in said
+    assert (
+        "ports 41000-41007): b cannot listen there, or all of these are taken; pass other ports, or more ports" in said
+    )

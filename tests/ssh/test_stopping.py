@@ -39,7 +39,7 @@ def test_a_stopped_ssh_is_named_by_its_host(notebook):
     [pid] = [one.pid for one in below if one.name() == "ssh" and "two" in one.cmdline()]
     with notebook.stopped(pid):
         message = notebook.kernel.start(SLEEP)
-        remedy = rf"its ssh \(process {pid}\) is stopped, and kill -CONT {pid} lets it go on"
+        remedy = rf"its ssh \(process {pid}\) is stopped, and kill -CONT {pid} resumes it"
         notebook.expect(
             rf"two has sent nothing for \d s: {remedy}. Nothing is lost if it sends again within \d+ s", 5.0
         )

@@ -51,14 +51,14 @@ def test_a_channel_that_others_can_read_is_told(engines, make_profile):
     with cluster, ddp_notebook.start(client="profile=in_the_open") as session:
         words = repr(session.status()).splitlines()[-1]
         assert words.startswith("the cluster profile=in_the_open: its own channel (at ")
-        assert words.endswith("c.IPController.enable_curve = True in its ipcontroller_config.py encrypts it")
+        assert words.endswith("c.IPController.enable_curve = True in its ipcontroller_config.py encrypts the channel")
     with ddp_notebook.start(client="profile=running") as session:
         assert "channel" not in repr(session.status()), "it is on loopback"
 
 
 def test_an_encrypted_channel_is_none_of_these():
     assert starter.unencrypted({"interface": "tcp://10.0.0.1", "curve_serverkey": "key"}) == ""
-    assert "(at 10.0.0.1) is signed and not encrypted" in starter.unencrypted({"interface": "tcp://10.0.0.1"})
+    assert "(at 10.0.0.1) is signed but not encrypted" in starter.unencrypted({"interface": "tcp://10.0.0.1"})
 
 
 @pytest.mark.long

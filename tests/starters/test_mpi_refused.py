@@ -23,8 +23,11 @@ pytestmark = need_mpi
             "no task connected to the notebook: mpirun -np 64: There are not enough slots .* add --oversubscribe",
         ),
         ("--hostfile nowhere", "unable to open the hostfile: nowhere .*; its path is relative to /"),
-        ("--host nowhere.invalid", "ssh: Could not resolve hostname .*; is it spelt otherwise in ~/.ssh/config?"),
-        ("--host 127.0.0.9", "ssh: connect to host 127.0.0.9 port 22: .*; does an ssh server run there"),
+        (
+            "--host nowhere.invalid",
+            "ssh: Could not resolve hostname .*; check the spelling of the name, and ~/.ssh/config",
+        ),
+        ("--host 127.0.0.9", "ssh: connect to host 127.0.0.9 port 22: .*; check that an ssh server runs there"),
         ("--such-a-thing", 'unknown option "--such-a-thing"'),
         ("-np 2 --map-by ppr:1:node", "requested more processes than the ppr for this topology can support"),
     ],
@@ -47,7 +50,9 @@ def test_the_ssh_of_the_site(tmp_path, monkeypatch):
 
 @pytest.mark.processes
 def test_a_python_that_is_not_there():
-    with pytest.raises(StartError, match=r"Executable: /no/such/python .*; name the Python that has torch .* --python"):
+    with pytest.raises(
+        StartError, match=r"Executable: /no/such/python .*; pass the path of a Python with torch .* --python"
+    ):
         ddp_notebook.start(mpi=ddp_notebook.Mpi("", python="/no/such/python"))
 
 
@@ -55,7 +60,9 @@ def test_a_python_that_is_not_there():
 def test_a_python_without_torch(tmp_path):
     (tmp_path / "psutil.py").write_text("raise ModuleNotFoundError(\"No module named 'psutil'\")")
     python = sshd.python(tmp_path, variable=f'PYTHONPATH="{tmp_path}:$PYTHONPATH"')
-    with pytest.raises(StartError, match="mpirun: ModuleNotFoundError: No module named 'psutil'; install it there too"):
+    with pytest.raises(
+        StartError, match="mpirun: ModuleNotFoundError: No module named 'psutil'; install it on that host too"
+    ):
         ddp_notebook.start(mpi=ddp_notebook.Mpi("", python=python))
 
 

@@ -83,7 +83,7 @@ def test_a_batch_system(launcher, delete, make_profile, batch_system, in_folder,
         assert sum_of(session) == ["2"] * 2
         assert "ddp_notebook.launch.transports.outpost" in (batch_system / "script").read_text()
         assert not list(in_folder.glob(f"{launcher}*"))
-    assert any(re.search("job 4711 .*; what it writes is in", line) for line in told)
+    assert any(re.search("job 4711 .*; its output is in", line) for line in told)
     assert (batch_system / "deleted").read_text() == f"{batch_system / delete} 4711\n"
     assert files_in(folder) == {"ipcluster_config.py"} and not invitations(cache)
 
@@ -97,9 +97,9 @@ def test_time_in_a_queue_is_none_of_the_start(make_profile, batch_system, in_fol
         assert not profile.is_queued
         profile.start(["python", "-m", "no.module"], {})
         wait_until(lambda: profile.is_queued)
-        assert "job 4712 waits in the queue, or begins; what it writes is in" in profile.state()
+        assert "job 4712 is queued or starting; its output is in" in profile.state()
         Path(profile._launcher.output_file).touch()
-        assert not profile.is_queued and "job 4712 runs; what it writes" in profile.state()
+        assert not profile.is_queued and "job 4712 runs; its output" in profile.state()
     finally:
         profile.end()
 
@@ -116,7 +116,7 @@ def test_a_launcher_that_does_not_end_is_given_up(make_profile, batch_system, in
     wait_until(lambda: profile.is_queued)
     began = time.monotonic()
     profile.end()
-    assert time.monotonic() - began < 4 and "job 4713; check whether it has ended" in caplog.text
+    assert time.monotonic() - began < 4 and "job 4713; check that they have ended" in caplog.text
     assert profile._thread is not None
     profile._thread.join()
 
@@ -235,7 +235,7 @@ def test_a_python_without_torch(make_profile, tmp_path):
     (tmp_path / "psutil.py").write_text("raise ModuleNotFoundError(\"No module named 'psutil'\")")
     python = sshd.python(tmp_path, variable=f'PYTHONPATH="{tmp_path}:$PYTHONPATH"')
     make_profile("without_torch")
-    with pytest.raises(StartError, match="No module named 'psutil'; install it there too"):
+    with pytest.raises(StartError, match="No module named 'psutil'; install it on that host too"):
         ddp_notebook.start(2, profile=ddp_notebook.Profile("without_torch", python=python))
 
 

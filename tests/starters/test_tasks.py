@@ -87,7 +87,7 @@ def test_a_task_that_calls_when_all_have_is_told_and_ends():
         late = starter.start_one()
         _, words = late.communicate(timeout=30)
         assert late.returncode == 0
-        assert words.endswith(f"{way._arrived.host}: the notebook's start is over, this task is not in it\n")
+        assert words.endswith(f"{way._arrived.host}: the start has ended without this task\n")
         assert starter.processes[0].poll() is None, "the others stay"
         assert len(tasks._arrivals._arrived) == 1
         Host(way).close()
@@ -134,9 +134,9 @@ def test_the_end_of_a_host_is_told_though_its_launcher_fails():
     way = OutpostConnection("a", arrived, "a-1", queue.SimpleQueue(), wire, 30.0, why)
     try:
         assert way.how_it_ended() == "the host server on a ended"
-        assert way.how_it_ended("nothing was heard of it") == "nothing was heard of it"
+        assert way.how_it_ended("it has sent nothing") == "it has sent nothing"
         way._why = lambda: "Slurm job 42 has reached its time limit"
-        words = "nothing was heard of it for 30 s"
+        words = "it has sent nothing for 30 s"
         assert way.how_it_ended(words) == f"{words}: Slurm job 42 has reached its time limit"
     finally:
         way.sweep([])

@@ -10,7 +10,6 @@ import pytest
 
 from ddp_notebook.launch.options import TABLE
 from ddp_notebook.magics import _MAGICS
-from tools import messages
 from tools.docs import notebooks, reference, sources
 from tools.docs.fresh import ROOT
 from tools.docs.notebooks import NOTEBOOKS
@@ -74,10 +73,6 @@ def test_a_generated_page_is_up_to_date(path):
 def test_numbers_of_notebooks_in_a_text_are_right(path):
     stated = re.findall(r"\b(\d+|\w+teen|nine|ten|twenty)\]? (?:notebooks|lessons)\b", path.read_text())
     assert set(stated) <= {str(len(NOTEBOOKS))}
-
-
-def test_each_error_message_has_a_cause_and_a_fix():
-    assert messages.problems() == [], "run: python tools/messages.py --add, and fill in the columns"
 
 
 def test_the_options_page_has_every_start_option_and_every_magic():

@@ -37,7 +37,7 @@ def test_a_job_is_seen_recorded_and_reported(jobs):
     process = jobs.start(_GOES_ON)
     job = jobs.attach()
     wait_until(lambda: "at train.py:" in (told := repr(job.status())) and told.count("in wait_for") == 2, 20.0)
-    assert job.interrupt() == ["ranks 0,1: in no operation, so nothing was cut there"]
+    assert job.interrupt() == ["ranks 0,1: in no operation, so nothing was aborted"]
     monitor = Monitor(job)
     jobs.touch("go")
     text, _ = process.communicate(timeout=60)
@@ -75,8 +75,8 @@ sys.stdout.write("on again\\n")
     assert job.status().why == "rank 0 is in all_reduce #1, rank 1 is in broadcast #1 of group default"
     said = job.interrupt()
     assert "#1 of group default (train.py:" in said[0]
-    assert said[0].endswith("was cut; it raised there as if a peer were gone"), said
-    assert all("was cut; it raised" in one or "had left it by then, by itself or" in one for one in said), said
+    assert said[0].endswith("was aborted and raised an error, as if a peer had ended"), said
+    assert all("was aborted and raised" in one or "had left it before, by itself or" in one for one in said), said
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 0, text
     assert text.count("caught RuntimeError") == 2 and text.count("on again") == 2, "a script that handles it goes on"
@@ -210,7 +210,7 @@ def test_a_failed_job_lists_ranks_with_errors_of_their_own_first(monkeypatch):
         other.close()
         member.go()
     assert run.how_it_ended == (
-        "rank 3: ValueError: bad, at train.py:3; rank 2: its process ended without a word, as by a signal; "
+        "rank 3: ValueError: bad, at train.py:3; rank 2: its process ended without a message, for example by a signal; "
         "rank 1: RuntimeError: closed; rank 0: ended the script"
     )
 
@@ -246,7 +246,7 @@ def test_a_rank_that_does_not_answer_is_asked_again(jobs):
             process.send_signal(signal.SIGSTOP)
             found = lookup.find()
             job = TorchrunJob(found.key, found.name)
-            assert job.world_size == 0 and "does not answer at its door" in job.events.last(1)[0]
+            assert job.world_size == 0 and "does not answer on its socket" in job.events.last(1)[0]
             process.send_signal(signal.SIGCONT)
             wait_until(lambda: job.round is not None and job.round.living == [0], 20, "it has let this one in")
             job.close()

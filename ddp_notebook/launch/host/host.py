@@ -103,7 +103,7 @@ class Hearing:
             looked_s = time.monotonic()
             self._unheard_s = min(self._transport.silent_s, self._unheard_s + passed_s)
             if self._unheard_s > self._transport.lease_s:
-                self._give_up(f"nothing was heard of it for {self._transport.lease_s:g} s")
+                self._give_up(f"it has sent nothing for {self._transport.lease_s:g} s")
             elif look % _LOOKS == 0:
                 self._speak()
 
@@ -399,14 +399,14 @@ class Host:
     @property
     def _is_stopped_in_words(self) -> str:
         return (
-            f"the host server (pid {self.pid}), through which the ranks get their cells, is stopped: "
-            f"kill -CONT {self.pid} lets it go on, and %ddp_restart starts new ranks"
+            f"the host server (pid {self.pid}), which passes cells to the ranks, is stopped: "
+            f"kill -CONT {self.pid} resumes it, and %ddp_restart starts new ranks"
         )
 
     def _silent_in_words(self, message: Message, waited_s: float) -> str:
         if not self._reader.is_alive():
             return (
-                f"this notebook's thread {self._reader.name}, which reads what the host server sends, has ended; "
+                f"this notebook's thread {self._reader.name}, which reads messages of the host server, has ended; "
                 "%ddp_restart starts new ranks"
             )
         held = f" ({why})" if (why := self.transport.held) else ""

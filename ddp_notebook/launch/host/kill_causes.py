@@ -37,7 +37,7 @@ def explain(pid: int, status: int) -> str:
     try:
         if status == -signal.SIGXFSZ:
             most, _ = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-            return "" if most == resource.RLIM_INFINITY else f"a file may have {most:,} bytes at most (RLIMIT_FSIZE)"
+            return "" if most == resource.RLIM_INFINITY else f"files are limited to {most:,} bytes (RLIMIT_FSIZE)"
         if status not in (-signal.SIGXCPU, -signal.SIGKILL):
             return ""
         soft, hard = resource.prlimit(pid, resource.RLIMIT_CPU)

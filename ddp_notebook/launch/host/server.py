@@ -427,7 +427,7 @@ class HostServer:
             self._send(ProcessStopped(process=child.process, is_stopped=is_stopped))
         elif is_stopped and pid == self._watchdog_pid:
             os.kill(pid, signal.SIGCONT)
-            self._send(Notice(text=f"{_watchdog(pid)} was stopped. It goes on; nothing is lost"))
+            self._send(Notice(text=f"{_watchdog(pid)} was stopped and has been resumed; nothing is lost"))
 
     def _keep_watchdog(self) -> None:
         if self._watchdog_pid == 0:

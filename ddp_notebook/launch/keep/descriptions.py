@@ -19,7 +19,7 @@ def why_halted(entry: Entry) -> str:
     """Explain why the keeper does not run, with the remedy; "" if it runs."""
     keeper = f"the keeper of {entry.name} (process {entry.pid})"
     if processes.is_stopped_anywhere(entry.pid):
-        return f"{keeper} is stopped: kill -CONT {entry.pid} lets it go on, and nothing is lost"
+        return f"{keeper} is stopped: kill -CONT {entry.pid} resumes it, and nothing is lost"
     held = processes.held(entry.pid)
     return f"{keeper} does not answer: {held}" if held else ""
 

@@ -36,7 +36,7 @@ def error_of(failure: KeeperFailure) -> BaseException:
             error = kind.__new__(kind)
             error.args = (failure.words,) if failure.words else ()
             return error
-    return HostError(f"the keeper could not do that: {failure.kind}: {failure.words}")
+    return HostError(f"the request to the keeper failed: {failure.kind}: {failure.words}")
 
 
 def _below(kind: type[BaseException]) -> Iterator[type[BaseException]]:

@@ -219,13 +219,13 @@ class KeeperClient:
             return ""
         name = f"the keeper (process {self.pid}), which has the ranks of {self.welcome.name}"
         if self.is_stopped:
-            return f"{name}, is stopped: kill -CONT {self.pid} lets it go on, and nothing is lost"
+            return f"{name}, is stopped: kill -CONT {self.pid} resumes it, and nothing is lost"
         silent_s = self._pulse.poll()
         if silent_s < after_s:
             return ""
         held = processes.held(self.pid)
         why = f" ({held})" if held else ""
-        return f"{name}, has not answered for {silent_s:.1f} s{why}; nothing is lost if it goes on, %ddp_stop ends it"
+        return f"{name}, has not answered for {silent_s:.1f} s{why}; nothing is lost if it continues; %ddp_stop ends it"
 
     def close(self, why: str) -> None:
         """Close the stream when this notebook leaves the session."""
@@ -261,7 +261,7 @@ class KeeperClient:
     def _on_taken_over(self, message: TakenOver) -> None:
         self._is_elsewhere = True
         self.gone = (
-            f"{message.driver} has taken the session over: it goes on there, and this notebook has no ranks any more. "
+            f"{message.driver} has taken the session over, and this notebook no longer has ranks. "
             f"%ddp_attach {self.welcome.name} shows it, and with --take-over takes it back"
         )
 
@@ -275,7 +275,7 @@ class KeeperClient:
                 return f"the keeper of {name} has ended, and all ranks with it; %ddp_restart starts new ranks"
             time.sleep(_LOOK_S / 10)
         self._is_elsewhere = True
-        return f"{name} goes on without this notebook, which took too long to read what ranks say: %ddp_attach {name}"
+        return f"this notebook read the output of {name} too slowly and was detached: %ddp_attach {name} attaches again"
 
     def _on_reply(self, message: Message, number: int) -> None:
         with self._lock:

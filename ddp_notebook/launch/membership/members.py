@@ -88,7 +88,7 @@ class Members:
                 self._engines.client_file()  # the controller knows the engines of the dead ranks
             for rank in ranks:
                 self._processes.by_rank[rank] = self._start_rank(rank, self.placement)
-            self._forming.wait_for("the new processes to say hello", "Hello", deadline, check)
+            self._forming.wait_for("the new processes to connect", "Hello", deadline, check)
             self.call_to_form()
             self._engines.call(ranks)
             notes = self._forming.wait(deadline, check)
@@ -142,7 +142,7 @@ class Members:
             open_files.check_free(open_files.OF_RANK * max(0, placement.world_size - count), "a resize")
             for rank in range(count, placement.world_size):
                 new.append(self._start_rank(rank, placement, COMER))
-            self._forming.wait_for("the new processes to say hello", "Hello", deadline, check, new)
+            self._forming.wait_for("the new processes to connect", "Hello", deadline, check, new)
         except BaseException as error:
             self._spawner.kill(new)
             for process in new:
@@ -157,7 +157,7 @@ class Members:
     def _what_is_left(self) -> str:
         dead = [rank for rank, process in self._processes.by_rank.items() if not process.is_alive]
         if not dead:
-            return "all is as it was"
+            return "nothing was changed"
         if len(dead) == len(self._processes.by_rank):
             return "all ranks have died; start new ones with %ddp_restart"
         return f"{name_ranks(dead)} {'has' if len(dead) == 1 else 'have'} died"

@@ -124,7 +124,7 @@ def versions(answers: Sequence[Answer]) -> list[Finding]:
             right = by_version[__version__] if fact == "package" else max(by_version.values(), key=len)
             found.append(
                 Finding(
-                    sentence=f"{title} is not the same everywhere: {said}; install one version on all hosts",
+                    sentence=f"{title} differs between hosts: {said}; install one version on all hosts",
                     marks=_marks(title, [host for host in by_host if host not in right]),
                     is_fatal=True,
                 )
@@ -140,8 +140,8 @@ def addresses(answers: Sequence[Answer]) -> list[Finding]:
     hosts = [answer.host for answer in alone]
     return [
         Finding(
-            sentence=f"{named(hosts)} is the notebook's own machine, reached at {alone[0].facts['address']}, where no "
-            "other host reaches it; give it the address of its network in ~/.ssh/config (HostName)",
+            sentence=f"{named(hosts)} is the notebook's own machine, reached at {alone[0].facts['address']}, which "
+            "other hosts cannot reach; set the address of its network in ~/.ssh/config (HostName)",
             marks=_marks("reached at", hosts),
             is_fatal=True,
         )
@@ -178,20 +178,21 @@ def connections(failed: Sequence[Unreached], ports: range = ANY) -> list[Finding
 def _way_out(failed: Sequence[Unreached], ports: range) -> str:
     if ports != ANY and all(one.place.ports == ANY for one in failed):
         return (
-            f"--ports {in_words(ports)} are let through, and gloo and NCCL take whatever port the system hands out: "
-            f"have it hand out the same (on each host, as root: sysctl -w "
-            f"net.ipv4.ip_local_port_range='{ports.start} {ports.stop - 1}'), or open that network for all above 1023"
+            f"the ports of --ports ({in_words(ports)}) are open, but gloo and NCCL use ports that the system chooses: "
+            f"let it choose the same ports (on each host, as root: sysctl -w "
+            f"net.ipv4.ip_local_port_range='{ports.start} {ports.stop - 1}'), or open all ports above 1023 of "
+            "that network"
         )
     if ports != ANY and all(one.is_taken for one in failed):
-        return "give --ports others, or more of them"
+        return "pass other ports, or more ports, with --ports"
     if any(one.place.is_asked for one in failed):
-        return "leave GLOO_SOCKET_IFNAME out, or let it name the interface of a network that they share"
+        return "unset GLOO_SOCKET_IFNAME, or set it to the interface of a network that these hosts share"
     if all(one.instead for one in failed):
         places = {one.target: f"{one.target} is reached at {one.instead[0]}" for one in failed}
-        return f"{', '.join(places.values())}: let ~/.ssh/config name that network's addresses (HostName)"
+        return f"{', '.join(places.values())}: set the addresses of that network in ~/.ssh/config (HostName)"
     return (
-        "is a firewall between them? Open that network for all ports above 1023, or let ~/.ssh/config name the "
-        "addresses of one that they share (HostName)"
+        "a firewall may be between them: open all ports above 1023 of that network, or set the addresses of a network "
+        "that these hosts share in ~/.ssh/config (HostName)"
     )
 
 
@@ -215,8 +216,8 @@ def _bound(answers: Sequence[Answer]) -> list[Finding]:
     hosts = [answer.host for answer in few]
     return [
         Finding(
-            sentence=f"{named(hosts)}: ranks may use {_cores(few[0])} cores, as what started them there has bound "
-            'them. Open MPI binds a task to one core (--mpi "--bind-to none"), Slurm to those that were asked for '
+            sentence=f"{named(hosts)}: ranks can use only {_cores(few[0])} cores, because their starter binds "
+            'them. Open MPI binds a task to one core (--mpi "--bind-to none"), Slurm to the requested cores '
             "(--cpus-per-task)",
             marks=_marks("cores", hosts),
         )
@@ -234,8 +235,8 @@ def _unlike(answers: Sequence[Answer]) -> list[Finding]:
     said = ", ".join(f"{title} of {named(hosts)}" for title, hosts in unlike.items())
     return [
         Finding(
-            sentence=f"not the same everywhere: {said}; ranks wait for the slowest; --hosts NAME:N "
-            "gives each host a number that fits",
+            sentence=f"hosts differ: {said}; all ranks wait for the slowest; set the number of ranks of "
+            "each host with --hosts NAME:N",
             marks=frozenset[tuple[str, str]]().union(*(_marks(title, hosts) for title, hosts in unlike.items())),
         )
     ]
@@ -249,8 +250,8 @@ def _strangers(answers: Sequence[Answer]) -> list[Finding]:
     said = ", ".join(f"{user or 'nobody'} on {host}" for host, user in users.items())
     return [
         Finding(
-            sentence=f"the user is not the same everywhere: {said}; files of one may be closed to the other (User in "
-            "~/.ssh/config)",
+            sentence=f"the user differs between hosts: {said}; a user may not be able to read the files of another "
+            "(User in ~/.ssh/config)",
             marks=_marks("user", differing(column, answers)),
         )
     ]
@@ -264,8 +265,8 @@ def _apart(answers: Sequence[Answer], directory: str) -> list[Finding]:
     where = f"; ranks of {named(without)} begin in the home directory" if without else ""
     return [
         Finding(
-            sentence=f"{directory} of the notebook is not shared with {named(hosts)}: what cells import and read has "
-            f"to be there too (--sync DIR sends it){where}",
+            sentence=f"{directory} of the notebook is not shared with {named(hosts)}: files that cells import or "
+            f"read must exist there too (--sync DIR sends them){where}",
             marks=_marks("directory", hosts),
         )
     ]
@@ -277,8 +278,8 @@ def _late(answers: Sequence[Answer]) -> list[Finding]:
         return []
     return [
         Finding(
-            sentence=f"the clock of {named(late)} is not the notebook's: times of files and logs do not fit; chrony or "
-            "another service for NTP sets it (the recording compares clocks by itself)",
+            sentence=f"the clock of {named(late)} differs from the notebook's, so times of files and logs differ; set "
+            "it with NTP, such as chrony (the recording measures the difference of clocks itself)",
             marks=_marks("clock", late),
         )
     ]

@@ -54,7 +54,7 @@ class Starter(ABC):
 
     def preview(self) -> str:
         """Return the script or command that a start would use. Starts nothing."""
-        return f"{self.words}: what it would send is known only when it starts"
+        return f"{self.words}: the command is known only when it starts"
 
     def expected(self, told: int) -> int:
         """Return the number of tasks that will connect.

@@ -195,9 +195,9 @@ def unencrypted(connection: Mapping[str, Any]) -> str:
     if host.startswith("127.") or host in ("localhost", "[::1]"):
         return ""
     return (
-        f"its own channel (at {host}) is signed and not encrypted, and the key of this session's tasks went by it: "
-        "who reads that network could call in their place; c.IPController.enable_curve = True in its "
-        "ipcontroller_config.py encrypts it"
+        f"its own channel (at {host}) is signed but not encrypted, and has sent the key of this session's tasks. "
+        "A process that reads that network could connect in their place; c.IPController.enable_curve = True in its "
+        "ipcontroller_config.py encrypts the channel"
     )
 
 

@@ -39,18 +39,18 @@ _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "PE_HOSTFILE")
 _FIXES = (
     ("not enough slots", "write slots=N after the host in the hostfile, NAME:N after --host, or add --oversubscribe"),
     ("unable to open the hostfile", "its path is relative to {directory}"),
-    ("Could not resolve hostname", "is it spelt otherwise in ~/.ssh/config?"),
-    ("connect to host", "does an ssh server run there, and is there a way to it from here?"),
+    ("Could not resolve hostname", "check the spelling of the name, and ~/.ssh/config"),
+    ("connect to host", "check that an ssh server runs there and that this machine can reach it"),
     (
         "has changed and you have requested strict checking",
-        "a host has another key than it had; if that is right, remove the old one as ssh NAME says by hand, and "
-        "connect once more",
+        "a host key has changed; if you expect that, remove the old key with the command that ssh NAME prints in a "
+        "terminal, and connect again",
     ),
-    ("Host key verification failed", "connect once by hand, which asks whether the key is right: ssh NAME"),
+    ("Host key verification failed", "run ssh NAME once in a terminal and accept its host key"),
     ("Permission denied", "ssh asks for a password, which cannot be typed here; set up a key: ssh-copy-id NAME"),
-    ("execute an executable", "name the Python that has torch there with --python"),
-    ("No module named", "install it there too, or name another Python with --python"),
-    ("unable to reliably start", "is Open MPI installed there, and on the PATH of a non-login shell?"),
+    ("execute an executable", "pass the path of a Python with torch on that host with --python"),
+    ("No module named", "install it on that host too, or pass another Python with --python"),
+    ("unable to reliably start", "check that Open MPI is installed there and is on the PATH of a non-login shell"),
 )
 
 

@@ -110,8 +110,8 @@ class ProfileStarter(Starter):
         job = getattr(self._launcher, "job_id", "")
         if not job:
             return ""
-        what = "waits in the queue, or begins" if self.is_queued else "runs"
-        return f"{self.words}: job {job} {what}; what it writes is in {self._launcher.output_file}"
+        what = "is queued or starting" if self.is_queued else "runs"
+        return f"{self.words}: job {job} {what}; its output is in {self._launcher.output_file}"
 
     def trouble(self, *, now: bool = False) -> str:
         if self._refused:
@@ -119,9 +119,7 @@ class ProfileStarter(Starter):
         if not launchers.have_ended(self._launcher):
             return ""
         words, fix = explain_log(self._launcher.get_output())
-        return (
-            f"{self.words}: what it started has ended" + (f": {words}" if words else "") + (f"; {fix}" if fix else "")
-        )
+        return f"{self.words}: its processes have ended" + (f": {words}" if words else "") + (f"; {fix}" if fix else "")
 
     def end(self) -> None:
         if self._end_asked is not None and self._thread is not None:
@@ -132,7 +130,7 @@ class ProfileStarter(Starter):
             if self._thread.is_alive():
                 job = getattr(self._launcher, "job_id", "")
                 _log.warning(
-                    "%s does not end what it has started%s; check whether it has ended, and end it by hand",
+                    "%s does not end its processes%s; check that they have ended, and end them yourself if not",
                     self.words,
                     f", job {job}" if job else "",
                 )

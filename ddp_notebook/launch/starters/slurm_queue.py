@@ -19,22 +19,22 @@ _SUBMIT_S = 120.0  # sbatch itself waits for a restarting controller
 _FORMAT = "%T|%r|%S|%e|%l|%N"
 _ENDS = {
     "TIMEOUT": "has reached its time limit{limit}; ask for more with -t",
-    "PREEMPTED": "was preempted: a job that goes before it has taken its nodes",
+    "PREEMPTED": "was preempted: a job with higher priority has taken its nodes",
     "CANCELLED": "was cancelled, by scancel or by an administrator",
-    "NODE_FAIL": "has lost a node, which failed",
+    "NODE_FAIL": "has lost a node that failed",
     "OUT_OF_MEMORY": "has used more memory than it had; ask for more with --mem",
     "DEADLINE": "has reached its deadline",
     "BOOT_FAIL": "could not boot its nodes",
     "FAILED": "has failed",
     "COMPLETED": "has ended",
-    "": "is not known to Slurm any more",
+    "": "is no longer known to Slurm",
 }
 # Reasons of a waiting job that will never start. (Slurm keeps it waiting since an administrator may change a limit.)
 _HOPELESS = {
-    "PartitionConfig": "no nodes of the partition have what it asks for",
+    "PartitionConfig": "no node of the partition has the requested resources",
     "PartitionNodeLimit": "it asks for more or fewer nodes than the partition allows",
     "PartitionTimeLimit": "it asks for more time than the partition allows",
-    "BadConstraints": "no nodes have what it asks for",
+    "BadConstraints": "no node has the requested resources",
     "InvalidAccount": "its account is not valid",
     "InvalidQOS": "its quality of service is not valid",
     "JobHeldUser": "it is held",
@@ -97,7 +97,7 @@ class SlurmJobState:
     def in_words(self) -> str:
         """Return its state in words, to follow "job 42": "waits in the queue: Priority, starts about 14:10"."""
         if self.state == "CONFIGURING":
-            return "has nodes, which are being made ready"
+            return "has nodes, which are being prepared"
         if self.waits:
             starts = "" if self.starts is None else f"starts about {_at(self.starts)}"
             more = ", ".join(filter(None, [self.reason, starts]))

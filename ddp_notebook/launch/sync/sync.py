@@ -245,32 +245,38 @@ def _lines(
     for name, sending in sendings.items():
         if sending.plan.newer:
             yield (
-                f"newer on {labels[name]}, and left as they are: {_some(sending.plan.newer)}; %ddp_sync --overwrite "
+                f"newer on {labels[name]} and not changed: {_some(sending.plan.newer)}; %ddp_sync --overwrite "
                 "sends those from here"
             )
         if sending.plan.in_the_way:
-            yield f"no file on {labels[name]}, and left as it is: {_some(sending.plan.in_the_way)}; move it away there"
+            yield (
+                f"not a file on {labels[name]}, and not changed: {_some(sending.plan.in_the_way)}; move it away on "
+                "that host"
+            )
         if sending.plan.behind:
             yield (
                 f"in a folder that is a link on {labels[name]}, and not sent: {_some(sending.plan.behind)}; "
-                "move the link away there"
+                "move the link away on that host"
             )
         if sending.changing:
             yield f"changed while they were read, and not sent to {labels[name]}: {_some(sending.changing)}"
     if choice.keys:
         first = choice.keys[0]
-        yield f"left out, since files of such names hold keys: {_some(choice.keys)}; %ddp_sync --also {first} sends one"
+        yield (
+            f"not sent, because files with such names usually contain keys: {_some(choice.keys)}; %ddp_sync --also "
+            f"{first} sends one"
+        )
     if choice.leading_out:
-        yield f"left out, since these links lead out of the folder: {_some(choice.leading_out)}"
+        yield f"not sent, because these links lead out of the folder: {_some(choice.leading_out)}"
     if choice.unreadable:
-        yield f"left out, since you may not read them here: {_some(choice.unreadable)}"
+        yield f"not sent, because you may not read them: {_some(choice.unreadable)}"
 
 
 def _of_one(sending: HostUpload, where: str, folder: Path) -> str:
-    elsewhere = "" if where == str(folder) else f" ({folder} cannot be made there)"
+    elsewhere = "" if where == str(folder) else f" ({folder} cannot be created there)"
     if not sending.sent:
-        return f"nothing to send to {where}{elsewhere}; there already: {sending.plan.there:,}"
-    there = f"; there already: {sending.plan.there:,}" if sending.plan.there else ""
+        return f"nothing to send to {where}{elsewhere}; already there: {sending.plan.there:,}"
+    there = f"; already there: {sending.plan.there:,}" if sending.plan.there else ""
     sent = f"{units.files(len(sending.sent), sending.sent_bytes)} sent to {where}{elsewhere}"
     return f"{sent} in {sending.took_s:.1f} s{there}"
 

@@ -98,16 +98,20 @@ _QUICK_S = 0.25  # from a piece to its reply
 _REPLY_S = 60.0
 _HASH_S = 600.0
 _FIXES = {
-    errno.ENOSPC: "the disk is full there; free some of it, or name what is not needed there in a .gitignore",
-    errno.EDQUOT: "your quota there is used up; free some of it, or name what is not needed there in a .gitignore",
-    errno.EACCES: "you may not write there; remove it there, or ask for the right to",
-    errno.EPERM: "you may not write there; remove it there, or ask for the right to",
-    errno.EROFS: "it cannot be written to; sync a folder of another name, which then goes to your home folder there",
-    errno.ENOTDIR: "a file is there where a folder has to be; move it away there",
-    errno.EEXIST: "a file is there where a folder has to be; move it away there",
-    errno.EISDIR: "a folder is there where a file has to be; move it away there",
-    errno.ELOOP: "a sync follows no links there; move the link away there",
-    errno.ENAMETOOLONG: "the name is too long there; give it a shorter one",
+    errno.ENOSPC: "the disk of that host is full; free space, or list files that are not needed there in a .gitignore",
+    errno.EDQUOT: (
+        "your quota on that host is used up; free space, or list files that are not needed there in a .gitignore"
+    ),
+    errno.EACCES: "you may not write it on that host; remove it there, or get the permission",
+    errno.EPERM: "you may not write it on that host; remove it there, or get the permission",
+    errno.EROFS: (
+        "it is on a read-only file system; sync a folder with another name, which then goes to your home folder there"
+    ),
+    errno.ENOTDIR: "a file has the name of a needed folder; move the file away on that host",
+    errno.EEXIST: "a file has the name of a needed folder; move the file away on that host",
+    errno.EISDIR: "a folder has the name of the file; move the folder away on that host",
+    errno.ELOOP: "a sync does not follow links; move the link away on that host",
+    errno.ENAMETOOLONG: "the name is too long for that host; use a shorter one",
 }
 
 

@@ -102,7 +102,7 @@ class OutpostConnection(Transport):
         try:
             why = self._why()
         except Exception:  # raised by a launcher outside this package; the end is reported without a cause
-            _log.exception("why the host server on %s ended is not known", self.name)
+            _log.exception("the reason for the end of the host server on %s is unknown", self.name)
             why = ""
         return f"{how}: {why}" if why else how
 

@@ -190,7 +190,7 @@ def _carry(
                 heard += len(data)
                 server.sendall(data)
         if not heard and not ended.is_set():
-            print(f"{arrived.host}: the notebook's start is over, this task is not in it", file=sys.stderr, flush=True)
+            print(f"{arrived.host}: the start has ended without this task", file=sys.stderr, flush=True)
         ended.set()
 
     def to_notebook() -> None:

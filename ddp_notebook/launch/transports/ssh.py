@@ -83,32 +83,35 @@ _OPTIONS = {
     "RemoteCommand": "none",
 }
 _INSTALL = (
-    "make dist here makes a wheel, which pip installs there with all that it needs; or name a Python that has torch "
+    "install them on that host (make dist in the repository builds a wheel for pip), or pass a Python with torch "
     "and ddp_notebook with --python"
 )
 _SSH_FAILED = 255  # exit status of ssh if ssh itself has failed
 _FIXES = (
-    ("Could not resolve hostname", "is it in ~/.ssh/config, or spelt otherwise?"),
+    ("Could not resolve hostname", "check the spelling of the name, and ~/.ssh/config"),
     (
         "has changed and you have requested strict checking",
-        "it has another key than it had; if that is right, as after a new installation, remove the old one as "
-        "ssh {name} says by hand, and connect once more",
+        "its host key has changed; if you expect that, as after a new installation, remove the old key with the "
+        "command that ssh {name} prints in a terminal, and connect again",
     ),
-    ("Host key verification failed", "connect once by hand, which asks whether the key is right: ssh {name}"),
-    ("Permission denied", "it asks for a password, and a notebook types none; a key helps: ssh-copy-id {name}"),
-    ("No module named 'ddp_notebook.", "the package is older there; install the notebook's: {python} -m pip install"),
+    ("Host key verification failed", "run ssh {name} once in a terminal and accept its host key"),
+    ("Permission denied", "it asks for a password, which a notebook cannot type; set up a key: ssh-copy-id {name}"),
+    (
+        "No module named 'ddp_notebook.",
+        "ddp_notebook is older there; install the notebook's version: {python} -m pip install",
+    ),
     (
         "No module named",
-        "ranks need torch and ddp_notebook, with what that needs: install it there too, or name another Python than "
-        "{python} with --python",
+        "install torch, ddp_notebook and its dependencies on that host, or pass another Python than {python} "
+        "with --python",
     ),
     ("Connection refused", "no ssh server answers there"),
-    ("timed out", "it does not answer; is it on, and is there a way to it from here?"),
+    ("timed out", "it does not answer; check that it is on and that this machine can reach it"),
 )
 _FIXES_OF_A_START = (  # causes before Python runs; later, the same words have another cause
-    ("nknown option", "the Python there is older than 3.11; name another one with --python"),
-    ("not found", "name the Python that has torch there with --python /path/to/python"),
-    ("No such file", "name the Python that has torch there with --python /path/to/python"),
+    ("nknown option", "the Python there is older than 3.11; pass another one with --python"),
+    ("not found", "pass the path of a Python with torch on that host: --python /path/to/python"),
+    ("No such file", "pass the path of a Python with torch on that host: --python /path/to/python"),
 )
 
 
@@ -298,9 +301,7 @@ class SshTransport(Transport):
     def why_silent(self) -> str:
         ssh = self._ssh.pid
         return (
-            f"its ssh (process {ssh}) is stopped, and kill -CONT {ssh} lets it go on"
-            if processes.is_stopped(ssh)
-            else ""
+            f"its ssh (process {ssh}) is stopped, and kill -CONT {ssh} resumes it" if processes.is_stopped(ssh) else ""
         )
 
     def how_it_ended(self, given_up: str = "") -> str:

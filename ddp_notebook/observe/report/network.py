@@ -38,7 +38,10 @@ class NetworkTimes:
             )
         many = len(self.hosts) > _MOST_NAMED
         joined = f"{len(self.hosts)} hosts" if many else " and ".join(self.hosts)
-        return f"waits for the network between {joined}: all ranks had come, and {size(self.bytes_per_s)}/s were moved"
+        return (
+            f"waits for the network between {joined}: all ranks had arrived, and {size(self.bytes_per_s)}/s were "
+            "transferred"
+        )
 
 
 def network(recording: RowSource, found: StepTable) -> NetworkTimes | None:

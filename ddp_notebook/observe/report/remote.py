@@ -57,7 +57,7 @@ def _open(own: Sequence[RemoteCall]) -> str:
     listed = [f"{words} ({count} times)" if count > 1 else words for words, count in counted.most_common(_MOST_LISTED)]
     if (more := len(counted) - len(listed)) > 0:
         listed.append(f"{more} other{'s' * (more > 1)}")
-    return f"Not returned when this was told: {', '.join(listed)}"
+    return f"Not returned when this report was made: {', '.join(listed)}"
 
 
 def _serves(rank: int, own: Sequence[RemoteCall], steps: StepTable | None) -> str:

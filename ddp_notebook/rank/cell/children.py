@@ -257,7 +257,7 @@ def _stopped(pids: Sequence[int]) -> str:
     """Return a clause about stopped processes, with the command that continues them."""
     is_one = len(pids) == 1
     resume = f"kill -CONT {' '.join(map(str, pids))}"
-    return f"{'is' if is_one else 'are'} stopped; {resume} lets {'it' if is_one else 'them'} go on"
+    return f"{'is' if is_one else 'are'} stopped; {resume} resumes {'it' if is_one else 'them'}"
 
 
 def _is_in_data_loader(frame: FrameType | None) -> bool:

@@ -186,8 +186,8 @@ def put_names_back(namespace: dict[str, Any], names: dict[str, Any]) -> None:
             namespace.update({name: names[name] for name in which})
             advice = "; use another name to keep one" if did == "set" else ""
             print(
-                f"ddp_notebook: this cell has {did} {' and '.join(which)}, which every cell finds with the rank's own "
-                f"value again{advice}",
+                f"ddp_notebook: this cell has {did} {' and '.join(which)}, but each cell starts with the rank's own "
+                f"value{advice}",
                 file=sys.stderr,
             )
 

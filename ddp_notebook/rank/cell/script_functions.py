@@ -114,7 +114,8 @@ def _reader(place: Callable[[], Form | None], signature: inspect.Signature) -> C
         return InitArguments(place).read
     except AttributeError as missing:
         print(
-            f"ddp_notebook does not know this torch ({missing}): arguments of init_process_group are not checked",
+            f"ddp_notebook does not support this version of torch ({missing}): arguments of init_process_group "
+            "are not checked",
             file=sys.stderr,
         )
 
@@ -206,7 +207,7 @@ def _as_requested(requested: Requested) -> str:
 def _elsewhere(requested: Requested) -> list[str]:
     if not requested.address:
         return []
-    return [f"the ranks meet at the session's store, not at {requested.address}"]
+    return [f"the ranks use the session's store and not {requested.address}"]
 
 
 def _seconds(timeout: timedelta) -> str:

@@ -124,14 +124,14 @@ class Network:
         except (AttributeError, RuntimeError, TypeError) as error:  # an unknown version of torch
             self._progress.sees_operations = False
             print(
-                f"ddp_notebook: torch {torch.__version__} does not let operations be observed ({error}): messages do "
-                "not name them, a blocked one cannot be stopped, and a group does not form again by itself",
+                f"ddp_notebook: operations of torch {torch.__version__} cannot be observed ({error}): messages "
+                "do not name them, stop cannot end a blocked operation, and groups are not formed again",
                 file=sys.stderr,
             )
         filter_flight_recorder()
         if not is_possible():
             print(
-                f"ddp_notebook: torch {torch.__version__} does not let operators be hidden: a profile shows ours too",
+                f"ddp_notebook: profiles of torch {torch.__version__} also show the operators of ddp_notebook",
                 file=sys.stderr,
             )
         self.release.start()

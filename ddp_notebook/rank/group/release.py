@@ -32,7 +32,7 @@ _MOST_PUT_OFF = 2  # deferrals of an interrupt and its repetitions
 _PATIENCE_S = 0.1  # after this time, other waits are aborted too: the recorder does not see a wait at a store
 _HELD_S = 0.25  # after this time, a wait that was entered after the interrupt is interrupted too
 _MAKERS_S = 1.0  # time limit for threads that are making groups, after the cell
-CUT = "the connections of this group were cut to free a cell; ddp_notebook.current().ranks.reform() makes them again"
+CUT = "this group was aborted to end a cell; ddp_notebook.current().ranks.reform() connects it again"
 
 
 class RankLostError(RuntimeError):
@@ -319,7 +319,7 @@ class Release:
                 self.go(cell)
             except Exception:  # this thread must release later cells too
                 try:
-                    _log.exception("a cell could not be freed")
+                    _log.exception("a cell could not be ended")
                 except Exception:  # a cell has replaced a function that logging needs
                     pass
 

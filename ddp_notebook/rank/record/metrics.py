@@ -82,7 +82,7 @@ class MetricLogger:
             why = "no optimizer of torch.optim has stepped"
         else:
             why = "when an optimizer stepped, no variable of the cell or its functions with that name held a number"
-        print(f"ddp_notebook: --watch {','.join(missing)} has shown nothing: {why}", file=sys.stderr)
+        print(f"ddp_notebook: --watch {','.join(missing)} recorded nothing: {why}", file=sys.stderr)
 
     def log(self, *unnamed: Any, step: int | None = None, **values: Any) -> None:
         """Log numbers of this rank. The notebook plots and stores them. Never waits for a GPU, but waits if a loop logs

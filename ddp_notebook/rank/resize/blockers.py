@@ -50,9 +50,9 @@ class ResizeBlockers:
                 self._note(name, value, parameters)
         if hidden := [type(module).__name__ for key, module in modules.items() if key not in seen]:
             kinds = ", ".join(dict.fromkeys(hidden))
-            self.others.append(f"some object holds a model in shards ({kinds}) that no variable is: del that object")
+            self.others.append(f"an object that is not a variable holds a sharded model ({kinds}): delete that object")
         if _rpc_runs():
-            self.others.append("RPC runs between the ranks, whose names and RRefs are of these: call rpc.shutdown()")
+            self.others.append("RPC runs, and its workers and RRefs belong to the present ranks: call rpc.shutdown()")
 
     def _note(self, name: str, value: Any, sharded_parameters: Set[int]) -> None:
         """Add a variable that is not a module, if it is an obstacle.
@@ -67,13 +67,13 @@ class ResizeBlockers:
         elif issubclass(type(value), torch.optim.Optimizer):
             its = [p for group in value.param_groups for p in group["params"]]
             if any(id(p) in sharded_parameters or _is_dtensor(p) for p in its):
-                self.sharded[name] = f"a {type(value).__name__} of parameters in shards"
+                self.sharded[name] = f"a {type(value).__name__} of sharded parameters"
         elif _is(value, "torch.distributed.device_mesh", "DeviceMesh"):
             self.sharded[name] = "a device mesh"
         elif _is_dtensor(value):
-            self.others.append(f"{name} is a DTensor: keep {name}.full_tensor() in its place")
+            self.others.append(f"{name} is a DTensor: keep {name}.full_tensor() instead")
         elif _is(value, "torch.distributed.pipelining.stage", "_PipelineStageBase"):
-            self.others.append(f"{name} is a stage of a pipeline, and each rank has another one: del {name}")
+            self.others.append(f"{name} is a pipeline stage, which differs between ranks: del {name}")
 
 
 def _sharded_modules() -> list[torch.nn.Module]:

@@ -48,8 +48,8 @@ class LostWorkers:
     def of_reference(self, number: int) -> str:
         """Return the error message for a reference to a lost value."""
         return (
-            f"the value of this reference was on {self._words(number)}, a process that has ended, and is lost with it: "
-            "make it again with rpc.remote"
+            f"the value of this reference is lost, because {self._words(number)} has ended: create it again with "
+            "rpc.remote"
         )
 
     def of_call(self, function: str, number: int) -> str:

@@ -69,7 +69,10 @@ class RpcFeature(Feature):
 
             RpcRecorder(face, core.recording.training).install()
         except (AttributeError, ImportError) as missing:
-            print(f"ddp_notebook does not know this torch ({missing}): remote calls are not recorded", file=sys.stderr)
+            print(
+                f"ddp_notebook does not support this version of torch ({missing}): remote calls are not recorded",
+                file=sys.stderr,
+            )
 
     def at_once(self) -> Mapping[type[Message], Callable[[Any], object]]:
         return {Interrupt: self._stop}
@@ -87,7 +90,10 @@ def _once(init_rpc: Callable[..., None], missing: str) -> Callable[..., None]:
     @functools.wraps(init_rpc)
     def with_a_line(*args: Any, **kwargs: Any) -> None:
         init_rpc(*args, **kwargs)
-        print(f"init_rpc: ddp_notebook does not know this torch ({missing}); remote references work once a rank")
+        print(
+            f"init_rpc: ddp_notebook does not support this version of torch ({missing}); "
+            "remote references work only after the first init_rpc of a rank"
+        )
 
     return with_a_line
 

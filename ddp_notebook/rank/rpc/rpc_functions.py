@@ -474,5 +474,5 @@ def _what_it_did(names: WorkerNames, stays: list[str], was_open: bool, elsewhere
     if was_open:  # the failed cell is run again without its `shutdown`
         line += "; RPC of an earlier cell without rpc.shutdown() has ended"
     if elsewhere:
-        line += f"; they met at the session's store, not at {elsewhere}"
-    return f"{line}; {' and '.join(stays)} as before, until the rank is started again" if stays else line
+        line += f"; they use the session's store and not {elsewhere}"
+    return f"{line}; {' and '.join(stays)} unchanged until the rank is started again" if stays else line

@@ -23,7 +23,7 @@ from ddp_notebook.stdlib import traceback
 _NOTHING: Any = object()
 _IS_ASYNC = "_wrapped_async_rpc_function"  # torch checks this function attribute
 _MOST_TOLD = 300  # characters of an error printed on the callee; the caller gets all
-_STOPPED = "the cell was stopped that this call was made for"
+_STOPPED = "the cell that made this call was stopped"
 
 
 def runner(me: Callable[[], str], serving: Serving) -> Callable[[Any], Any]:

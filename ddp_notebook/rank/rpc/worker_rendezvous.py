@@ -135,6 +135,6 @@ def _missing(world_size: int, missing: Sequence[int], limit_s: float, function: 
     who = ", ".join(map(str, missing))
     of_size = ", with this world_size" if function == "init_rpc" else ""
     return (
-        f"{function}: of the {world_size} workers, rank{'s' * (len(missing) != 1)} {who} did not come within "
-        f"{max(limit_s, 0):g} s; each has to call it in the same cell{of_size}"
+        f"{function}: of the {world_size} workers, rank{'s' * (len(missing) != 1)} {who} did not call it within "
+        f"{max(limit_s, 0):g} s; each must call it in the same cell{of_size}"
     )

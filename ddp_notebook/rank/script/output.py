@@ -50,7 +50,7 @@ def to_notebook() -> None:
         for name, fd in (("stdout", 1), ("stderr", 2)):
             open_stream(name, fd, changes)
     except OSError as error:
-        print(f"ddp_notebook: cannot set up the output pipes of this rank: {error}", file=sys.stderr)
+        print(f"ddp_notebook: cannot create the output pipes of this rank: {error}", file=sys.stderr)
     finally:
         for fd in reads + writes:
             os.close(fd)

@@ -135,7 +135,10 @@ class ScriptObserver:
         assert self._seen is not None
         who = "a notebook" if self._told is None else self._told.who
         if what := self._seen.free(asked):
-            print(f"ddp_notebook: {who} has cut {what} on rank {self._place.rank}; it raises here", file=sys.stderr)
+            print(
+                f"ddp_notebook: {who} has aborted {what} on rank {self._place.rank}; it raises an error here",
+                file=sys.stderr,
+            )
         if (agent := self._agent) is not None:
             agent.send(WasCut(request=asked.request, what=what))
 

@@ -70,8 +70,8 @@ def _of_mesh(device_type: str, mesh_shape: Sequence[int], *_: Any, **__: Any) ->
     if size <= world_size:
         return ""
     return (
-        f"a mesh of {' * '.join(map(str, mesh_shape))} = {size} ranks != world_size {world_size}: its sizes have to "
-        f"multiply to {world_size}"
+        f"a mesh of {' * '.join(map(str, mesh_shape))} = {size} ranks != world_size {world_size}: the product of "
+        f"its sizes must be {world_size}"
     )
 
 
@@ -81,7 +81,7 @@ def _of_sharding(_: Any, *, mesh: Any = None, **__: Any) -> str:
     world_size, size = get_world_size(), mesh.size()
     return (
         f"rank {get_rank()} is not in the mesh of {' * '.join(map(str, mesh.shape))} = {size} ranks != world_size "
-        f"{world_size}: its sizes have to multiply to {world_size}, or only its own ranks may call fully_shard"
+        f"{world_size}: the product of its sizes must be {world_size}, or only its ranks may call fully_shard"
     )
 
 
@@ -102,7 +102,7 @@ def _of_placements(tensor: Any, device_mesh: Any = None, placements: Any = None,
     if len(placements) != device_mesh.ndim:
         return (
             f"{len(placements)} placements {list(placements)} != {device_mesh.ndim} dimensions of the mesh "
-            f"{tuple(device_mesh.shape)}: one placement for each of them"
+            f"{tuple(device_mesh.shape)}: pass one placement for each dimension"
         )
     for one in placements:
         if one.is_shard() and not -tensor.ndim <= one.dim < tensor.ndim:

@@ -60,8 +60,8 @@ def _of_model(model: Any, name: str) -> str:
     parameters, kind = list(torch.nn.Module.parameters(model)), type(model).__name__
     if any(hasattr(one, "placements") for one in parameters):
         return (
-            f"this {kind} was not given to fully_shard, though its parameters are DTensors: call {name} on a model "
-            f"that was, or call fully_shard on this {kind} as well, before that"
+            f"fully_shard was not called on this {kind}, although its parameters are DTensors: call {name} on a model "
+            f"that was passed to fully_shard, or call fully_shard on this {kind} first"
         )
     if any(hasattr(one, "_is_flat_param") for one in parameters):  # FSDP1 has no such methods
         return ""
@@ -114,7 +114,7 @@ def _sentence(optimizer: str, orphans: int, models: list[str]) -> str:
     of, was = " and ".join(models), "was" if len(models) == 1 else "were"
     return (
         f"{optimizer} holds {orphans} parameter{'s' * (orphans > 1)} that no model uses: it was made before {of} {was} "
-        f"sharded, so its steps change nothing of {of}; make it after fully_shard or parallelize_module"
+        f"sharded, so its steps do not change {of}; create it after fully_shard or parallelize_module"
     )
 
 

@@ -180,7 +180,7 @@ class Loop:
         self._print(f"training continues with step {checkpoint.step_of(path)}, saved in {path}")
         if ranks != size:
             own = "random numbers, the position in the data, buffers and other named objects have their initial values"
-            self._print(f"it was saved by {ranks} ranks and there are {size} now: {own}")
+            self._print(f"it was saved by {ranks} ranks, and {size} are running now: {own}")
         return checkpoint.step_of(path)
 
     def _print(self, what: str) -> None:

@@ -277,7 +277,7 @@ class RankSurvival:
         words = set(re.findall(r"\w+", self._code)) if left else ()
         for name, why in left.items():
             if name in words:
-                print(f"survive: a rank that is replaced will be without {name!r}: {why}", file=sys.stderr)
+                print(f"survive: a replaced rank will not have {name!r}: {why}", file=sys.stderr)
         return data
 
     def _line_of_statement(self) -> int:

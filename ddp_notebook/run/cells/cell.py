@@ -159,7 +159,7 @@ class CellRun:
     def on_unheard_end(self, rank: int) -> None:
         """Handle a rank that is not in the cell any more, or never was, and whose result was not received."""
         if rank in self._open and self.result[rank].status == "running":
-            self.result[rank].status, self.result[rank].place = "interrupted", "a place that was not heard"
+            self.result[rank].status, self.result[rank].place = "interrupted", "an unknown place"
         self._close(rank, "text", "done")
 
     def on_display(self, rank: int, display: Display) -> None:

@@ -355,7 +355,7 @@ class Cells:
     def press_stop(self) -> str:
         """Act on the stop button of a view. Return a description of what was done."""
         if self.elsewhere is not None:
-            return "this notebook only looks: the notebook that drives the session stops the cell"
+            return "this notebook is read-only: stop the cell in the notebook that drives the session"
         return press_for_all(self._watched and self._watched[1])
 
     def unended(self) -> list[CellRun]:
@@ -433,7 +433,7 @@ class Cells:
         others = [rank for rank in cluster.ranks if rank not in run.result.ranks]
         halts = [Halt(process.name, process.stopped) for process in cluster.stopped(others)]
         if trouble := cluster.pulse():
-            halts.insert(0, Halt("what starts the ranks", trouble))
+            halts.insert(0, Halt("the host server", trouble))
         for rank in run.pending:
             if words := run.stopped_children.get(rank):
                 host = cluster.process(rank).host

@@ -16,21 +16,21 @@ from ddp_notebook.run.cells.interrupt import keyboard_interrupt
 from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do
 from ddp_notebook.run.notebook_kernel import ipython
 
-_NOT_YET = "the cell goes on there until it ends by itself, or until %ddp_interrupt ends it"
+_NOT_YET = "the cell continues there until it ends, or until %ddp_interrupt ends it"
 _UNDEFINED = re.compile(r"^NameError: name '(\w+)' is not defined")
 _ADVICE = (  # pattern of the error message, advice
     (
         re.compile(r"not compiled with CUDA|no NVIDIA driver|No CUDA GPUs are available|_cuda_setDevice"),
-        "These ranks have no GPU: write `device` where it says cuda, `.to(device)` for `.cuda()`, and no set_device. "
-        "`device` is each rank's own GPU where there is one.",
+        "These ranks have no GPU: replace cuda by `device` and `.cuda()` by `.to(device)`, and remove set_device. "
+        "`device` is the rank's own GPU if it has one.",
     ),
     (
         re.compile(r"device_ids .*type='cpu'"),
-        "The model is on the CPU: leave device_ids out, or move it with .to(device) where that is a GPU.",
+        "The model is on the CPU: remove device_ids, or move the model with .to(device) if that is a GPU.",
     ),
     (
         re.compile(r"Default process group has not been initialized"),
-        "It was destroyed on these ranks: dist.init_process_group() on all of them forms it again.",
+        "It was destroyed on these ranks: call dist.init_process_group() on all of them to create it again.",
     ),
 )
 

@@ -57,7 +57,7 @@ class FaultInjector:
             return f"no more faults on {whose}"
         will = {
             "kill": "will be killed",
-            "hang": "will hang until a stop frees it" if len(chosen) == 1 else "will hang until a stop frees them",
+            "hang": "will hang until it is stopped" if len(chosen) == 1 else "will hang until they are stopped",
             "slow": f"will take {by_s:g} s longer for each step and each collective until %ddp_fault off",
             "raise": "will raise an error",
         }

@@ -186,7 +186,8 @@ class Healing:
         if not asked_for and (own := self._own(copied, [rank for rank in self._cluster.alive if rank not in to])):
             there = name_ranks(to)
             lines.append(
-                f"each rank has its own {list_names(own)}: on {there} now as on rank {from_rank}, so set {there} right"
+                f"{list_names(own)} differed between ranks, and {there} has the value of rank {from_rank} now: set it "
+                f"again on {there}"
             )
         return lines
 

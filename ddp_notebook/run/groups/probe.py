@@ -151,7 +151,7 @@ def why_silent(cluster: Cluster, ranks: Sequence[int]) -> dict[int, str]:
 
 
 def _stopped(pid: int) -> str:
-    return f"its process {pid} is stopped; kill -CONT {pid} lets it go on"
+    return f"its process {pid} is stopped; kill -CONT {pid} resumes it"
 
 
 def describe_silence(stack: str) -> str:
@@ -163,13 +163,13 @@ def describe_silence(stack: str) -> str:
         >>> describe_silence('Thread 0x1:\\n  File "/usr/lib/python3.11/threading.py", line 3 in wait')
         ''
         >>> describe_silence('Thread 0x1:\\n  File "/tmp/ipykernel_7/1.py", line 3 in <module>')
-        'cell line 3, in one long call that lets no other thread run'
+        'cell line 3, in one long call during which no other thread can run'
     """
     *others, main = stack.strip().split("\n\n")
     if not is_in_users_code(main) and (phase := phase_in(main)):
         return phase
     if place := describe_stack(main):
-        return f"{place}, in one long call that lets no other thread run"
+        return f"{place}, in one long call during which no other thread can run"
     agents = [thread for thread in others if _AGENT.search(thread)]
     if not agents and not is_whole_stack(stack):
         return ""

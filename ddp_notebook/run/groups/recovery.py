@@ -92,7 +92,7 @@ class Recovery:
         """Return a sentence about dead ranks that are not replaced now; [] if an earlier cell has reported them."""
         it = "it" if len(gone) == 1 else "them"
         if self._heals:
-            return [f"{list_ranks(gone)} died. The next cell begins with replacing {it}, and so does %ddp_heal"]
+            return [f"{list_ranks(gone)} died. The next cell or %ddp_heal replaces {it}"]
         if self._told.issuperset(gone):
             return []
         self._told = set(gone)

@@ -47,7 +47,7 @@ def ddp_cancel(commands: Commands, line: str) -> None:
     parser = cancel_line()
     jobs = commands().of_session().jobs
     if not line.strip():
-        parser.error("cancel which job? %ddp_jobs lists them")
+        parser.error("pass the number of a job; %ddp_jobs lists them")
     numbers = [] if line.strip() == "all" else _numbers(parser, line)
     print("\n".join(jobs.cancel(*numbers)) or "no job is left to cancel")
 

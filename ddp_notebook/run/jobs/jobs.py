@@ -248,7 +248,7 @@ def _of_elsewhere(elsewhere: ForeignCells) -> str:
     if not rows:
         return "no cell is running or queued in this session; this notebook is attached read-only and has no jobs"
     table = as_table([("cell", "ranks", "state", "s", "code"), *rows])
-    return "\n".join(["this notebook only looks; cells of the notebook that drives the session:", *table])
+    return "\n".join(["this notebook is read-only; cells of the notebook that drives the session:", *table])
 
 
 def _first_line(code: str) -> str:

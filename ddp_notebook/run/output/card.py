@@ -94,7 +94,7 @@ def as_text(views: Views, seconds: float, why: str, ends: str = STOP) -> str:
 
 def _what_to_do(views: Views, ends: str) -> str:
     if any(view.runs == "script" for view in views.values()):
-        return "%ddp_interrupt cuts these operations, which raise in the script as if a peer were gone."
+        return "%ddp_interrupt aborts these operations, which raise an error in the script, as if a peer had ended."
     if any(view.state == "silent" for view in views.values()):
         return f"{ends} on ranks that answer, which keep every variable."
     return f"{ends}; every variable is kept."

@@ -66,7 +66,7 @@ class Sharded:
         except RankError as error:
             count = len(self._cluster.ranks)
             hint = (
-                f"there {'is 1 rank' if count == 1 else f'are {count} ranks'} now, and rank 0 has what was gathered: "
+                f"the session has {'1 rank' if count == 1 else f'{count} ranks'}, and rank 0 holds the gathered state: "
             )
             hint += f"correct {build}() and repeat this line"
             kind = type(error)
@@ -298,7 +298,7 @@ def _copied(plan: _Plan, about: Mapping[str, Any]) -> list[str]:
     lines += [f"{name} was not copied: {why}" for name, why in about["left"].items()]
     own = [name for name in plan.own if not name.startswith(_OF_RANDOM)]
     if own:
-        lines.append(f"not copied, since each rank has its own: {_few(own)}; define what you need on {to}")
+        lines.append(f"not copied, because each rank has its own: {_few(own)}; define what you need on {to}")
     if drawn := [name.removeprefix(_OF_RANDOM) for name in plan.own if name.startswith(_OF_RANDOM)]:
         lines.append(f"each rank has its own random state of {', '.join(drawn)}, and so {to}")
     return lines
@@ -312,7 +312,7 @@ def _of_samplers(plan: _Plan, by_rank: Mapping[int, Sequence[dict[str, Any]]]) -
         lacking = [rank for rank in plan.new if change not in changes[rank]]
         if lacking and not change.is_left and change.count == 1:
             verb = "lacks" if len(lacking) == 1 else "lack"
-            said.append(f"{change.what}, but {list_ranks(lacking)} {verb} it: define it there too")
+            said.append(f"{change.what}, but {list_ranks(lacking)} {verb} it: define it on these ranks too")
         else:
             said.append(str(change))
     return said

@@ -180,11 +180,11 @@ class CellSurvival(SessionFeature):
         died = f"{list_ranks(gone)} died ({'; '.join(dict.fromkeys(how.values()))}) and "
         took = f"{time.monotonic() - began:.1f} s"
         if newcomers:
-            run.note(f"{died}{'was' if len(gone) == 1 else 'were'} replaced in {took}: all do step {step} again")
+            run.note(f"{died}{'was' if len(gone) == 1 else 'were'} replaced in {took}: all ranks repeat step {step}")
         elif gone:
-            run.note(f"{died}left in {took}: {_fewer(living, len(living) + len(gone))} step {step} again")
+            run.note(f"{died}left in {took}: {_fewer(living, len(living) + len(gone))} step {step}")
         else:
-            run.note(f"the ranks lost each other, and were brought together in {took}: all do step {step} again")
+            run.note(f"connections between ranks broke and were formed again in {took}: all ranks repeat step {step}")
         for note in notes:
             run.note(note)
 
@@ -208,9 +208,9 @@ def _fewer(stay: Sequence[int], were: int) -> str:
 
     Example:
         >>> _fewer([0, 2], 3)
-        '2 ranks instead of 3 (now rank 2 is rank 1) do'
+        '2 ranks instead of 3 (now rank 2 is rank 1) repeat'
     """
     moved = ", ".join(f"rank {was} is rank {now}" for now, was in enumerate(stay) if was != now)
     count = "1 rank" if len(stay) == 1 else f"{len(stay)} ranks"
     renamed = f" (now {moved})" if moved else ""
-    return f"{count} instead of {were}{renamed} {'does' if len(stay) == 1 else 'do'}"
+    return f"{count} instead of {were}{renamed} {'repeats' if len(stay) == 1 else 'repeat'}"

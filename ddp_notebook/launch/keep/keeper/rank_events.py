@@ -106,7 +106,7 @@ class RankEvents:
         if self._recorded.trouble == self._told:
             return []
         self._told = self._recorded.trouble
-        return [f"a part of the recording is not kept, since it cannot be written: {self._told}; make room there"]
+        return [f"a part of the recording is lost, because it cannot be written: {self._told}; free space there"]
 
     def on_renumbered(self, stayed: Mapping[int, int]) -> None:
         """Handle a change of the number of ranks.

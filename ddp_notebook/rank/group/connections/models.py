@@ -90,7 +90,7 @@ class Models:
         sharded = _sharded_modules()
         if sharded and not hasattr(FSDPModule, "reset_iter_state"):
             notes.append(
-                f"torch {torch.__version__} cannot let a model of fully_shard forget a step that was cut (2.13 can): "
+                f"torch {torch.__version__} cannot reset a model of fully_shard after an aborted step (2.13 can): "
                 "shard such models again on all ranks"
             )
         else:
@@ -98,7 +98,7 @@ class Models:
                 _reset_sharded(module)
         if self._fsdp1:
             notes.append(
-                "FullyShardedDataParallel cannot forget a step that was cut: wrap such models again on all ranks"
+                "FullyShardedDataParallel cannot be reset after an aborted step: wrap such models again on all ranks"
             )
         return notes
 

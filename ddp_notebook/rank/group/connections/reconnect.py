@@ -129,17 +129,19 @@ class Reconnection:
         now = f"{place.world_size} rank{'s' * (place.world_size > 1)}"
         if is_own:
             notes.append(
-                f"the default group is the session's, of {now}, again: a cell had made another one "
+                f"the session's group of {now} is the default group again: a cell had created another one "
                 "(init_process_group with a store, or with the fake backend)"
             )
         for name, group in self._recorder.registered().items():
             ranks = ",".join(map(str, group.ranks))
             if name == _DEFAULT:
-                group.retired = f"this was the default group of {default.size()} ranks, and there are {now} now: use "
+                group.retired = (
+                    f"this was the default group of {default.size()} ranks, and the session has {now} now: use "
+                )
                 group.retired += "dist.group.WORLD"
             elif not group.retired:
                 group.retired = f"group {group.title} of ranks {ranks} was made before the session had {now}, and "
-                group.retired += f"cannot be used any more; {_again(group, '[...]')}"
+                group.retired += f"can no longer be used; {_again(group, '[...]')}"
                 notes.append(group.retired)
         self._end(list(distributed_c10d._world.pg_names))
         dist.destroy_process_group()
@@ -231,8 +233,8 @@ def _device() -> torch.device:
 def _retired(group: Group, absent: list[int]) -> str:
     who = ",".join(map(str, absent))
     return (
-        f"group {group.title} of ranks {','.join(map(str, group.ranks))} is not known on rank{'s' * (len(absent) > 1)} "
-        f"{who} and cannot be used any more; {_again(group, str(list(group.ranks)))}"
+        f"group {group.title} of ranks {','.join(map(str, group.ranks))} does not exist on "
+        f"rank{'s' * (len(absent) > 1)} {who} and can no longer be used; {_again(group, str(list(group.ranks)))}"
     )
 
 

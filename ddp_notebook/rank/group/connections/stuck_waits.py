@@ -24,7 +24,7 @@ _WORD = struct.calcsize("P")
 _LARGEST_BYTES = 512  # upper bound of a buffer's size, which is 250
 _BUFFER = "N4gloo9transport3tcp13UnboundBuffer"
 _TELL = f"_Z{_BUFFER}15signalExceptionENSt15__exception_ptr13exception_ptrE"
-WORDS = "the connection of this operation was cut"  # message of the error that such an operation raises
+WORDS = "this operation was aborted to end the cell"  # message of the error that such an operation raises
 
 
 class StuckWaits:

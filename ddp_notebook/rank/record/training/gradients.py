@@ -94,8 +94,8 @@ class GradientHook:
         if self._event_buffer.level == OFF:
             known = "nothing is recorded, see %ddp_record"
         elif self.parameter in names:
-            known = "it was in no backward that averages gradients"
-        print(f"ddp_notebook: --gradient {self.parameter} has shown nothing: {_short(known)}", file=sys.stderr)
+            known = "no backward pass has averaged its gradient"
+        print(f"ddp_notebook: --gradient {self.parameter} recorded nothing: {_short(known)}", file=sys.stderr)
 
 
 def _short(text: str, most: int = 300) -> str:

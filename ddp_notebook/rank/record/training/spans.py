@@ -472,4 +472,4 @@ class TrainingSpans:
 
 def _say_unseen(what: list[str]) -> None:
     if what:
-        print(f"ddp_notebook: torch {torch.__version__} does not let {', '.join(what)} be seen", file=sys.stderr)
+        print(f"ddp_notebook: {', '.join(what)} cannot be recorded with torch {torch.__version__}", file=sys.stderr)
