@@ -91,7 +91,7 @@ class SamplerChange:
             >>> SamplerChange(batch_size=4, was=3, now=2).of_step
             'with batches of 4 a step has 8 samples instead of 12'
             >>> SamplerChange(was=3, now=2).of_step
-            "a step has 2/3 of its earlier samples, if the batch size of each rank stays the same"
+            'a step has 2/3 of its earlier samples, if the batch size of each rank stays the same'
         """
         if self.batch_size:
             before, after = self.batch_size * self.was, self.batch_size * self.now
