@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ddp_notebook.rank.hide_from_profiler import unseen
+from ddp_notebook.stdlib import math
 
 _SAMPLE = 64  # elements of a gradient that are read first
 
