@@ -266,6 +266,42 @@ def test_a_gradient_scaler_skips_steps(run):
     assert run(code + loop.replace("optimizer.step()", "scaler.step(optimizer); scaler.update()")) == []
 
 
+@pytest.mark.parametrize("steps", [False, True])
+def test_work_that_is_never_waited_for(run, steps):
+    code = (MODEL + LOOP.format(forward="model(x)") if steps else "") + "x = torch.ones(3)\n"
+    line = 1 + code.count("\n")
+    found = run(
+        code + "work = dist.all_reduce(x, async_op=True)\nwork = None\nimport time; time.sleep(0.05)\ndist.barrier()"
+    )
+    assert found == [
+        f"cell line {line}: all_reduce was started with async_op=True, and its work was dropped without "
+        "wait(); keep the work, and call wait() before the result is used (# ddp: ok never-waited)"
+    ]
+
+
+def test_a_tensor_that_changes_before_the_wait(run):
+    assert run("x = torch.ones(3)\nwork = dist.all_reduce(x, async_op=True)\nx += 1\nwork.wait()") == [
+        "cell line 2: a tensor of all_reduce was changed between its start with async_op=True and wait(), "
+        "so the result is undefined; change it after wait() (# ddp: ok written-before-wait)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "work = dist.all_reduce(x, async_op=True)\nwork.wait()\nx += 1",
+        "future = dist.all_reduce(x, async_op=True).get_future()\nfuture.wait()\nx += 1",
+        "kept = dist.all_reduce(x, async_op=True)",
+        "for work in [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(40)]: work.wait()",
+        "works = dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, y, 1 - rank)])\n"
+        "[work.wait() for work in works]",
+        "import torch.distributed._functional_collectives as fc\nz = fc.all_reduce(x, 'sum', [0, 1]) + 1",
+    ],
+)
+def test_works_that_are_waited_for(run, code):
+    assert run("x, y = torch.ones(3), torch.zeros(3)\n" + code) == []
+
+
 def test_quiet_findings(session, capsys, monkeypatch):
     monkeypatch.setattr(session._parts, "options", StartOptions(world_size=2, quiet_findings=True))
     session.run(MODEL + LOOP.format(forward="model.module(x)"))

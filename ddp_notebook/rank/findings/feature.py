@@ -18,12 +18,17 @@ class FindingsFeature(Feature):
         self._steps: StepFacts | None = None
         if core.recording is not None:
             training = core.recording.training
-            self._steps = StepFacts(training, core.network.recorder, lambda: core.shell.user_ns)
+            self._steps = StepFacts(training, lambda: core.shell.user_ns, core.network.where.of_calls)
             training.observe(self._steps)
+            core.network.recorder.unwaited_calls = self._steps.operations
 
     def cell_begins(self, cell: RunCell) -> None:
         if self._steps is not None:
             self._steps.begin_cell()
+
+    def cell_ends(self) -> None:
+        if self._steps is not None:
+            self._steps.operations.end_cell()  # before the core forgets the calls
 
     def cell_facts(self) -> Sequence[Sequence[Any]]:
         return () if self._steps is None else self._steps.end_cell(trains_apart=self.core.network.trains_apart)

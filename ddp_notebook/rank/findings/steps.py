@@ -24,8 +24,8 @@ from ddp_notebook.rank.findings.held import (
     ranks_of,
     variable_of,
 )
+from ddp_notebook.rank.findings.operations import Operations, place_of
 from ddp_notebook.rank.findings.passes import Passes
-from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.record.training.buckets import Model
 from ddp_notebook.rank.record.training.spans import TrainingSpans
 from ddp_notebook.rank.record.training.step_observer import StepObserver
@@ -48,14 +48,18 @@ class StepFacts(StepObserver):
 
     Args:
         training: observes the steps.
-        recorder: counts the operations.
         namespace: returns the user's variables.
+        place: describes the innermost of some calls, each with file, line and function.
     """
 
-    def __init__(self, training: TrainingSpans, recorder: Recorder, namespace: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        training: TrainingSpans,
+        namespace: Callable[[], Mapping[str, Any]],
+        place: Callable[[list[tuple[str, int, str]]], str],
+    ) -> None:
         self._training = training
         self._event_buffer = training.event_buffer
-        self._recorder = recorder
         self._namespace = namespace
         self._main = threading.get_ident()
         self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
@@ -73,6 +77,7 @@ class StepFacts(StepObserver):
         self._of_inputs: Callable[[], Any] | None = None  # the first model with a forward in this cell
         self._has_bad_loss = False  # since the last step
         self.passes = Passes(self.note)
+        self.operations = Operations(self.note, lambda call: place(place_of(call)), lambda: self._steps)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             around(owner, "zero_grad", self._around_zero_grad)
 
@@ -96,13 +101,14 @@ class StepFacts(StepObserver):
         self._facts.clear()
         self._has_bad_loss, self._of_inputs = False, None
         self._batches.begin_cell()
+        self.operations.begin_cell()
         self._elements = self._event_buffer.elements
         self.passes.begin_cell()
 
     def end_cell(self, *, trains_apart: bool) -> Sequence[Sequence[Any]]:
         """Return the facts of the cell: name, step and details of each."""
         if not self._steps:
-            return ()
+            return list(self._facts.values())
         for held in self._of_cell:
             self._note_never(held)
         has_gradients = any(len(held.never or ()) < len(held.parameters) for held in self._of_cell)

@@ -162,6 +162,11 @@ class Call:
         return self.check is not None and self._is_held
 
     @property
+    def is_dropped(self) -> bool:
+        """Return whether no code can wait for this asynchronous call, since the user has dropped its work."""
+        return self.work is not None and not self._is_held
+
+    @property
     def _is_held(self) -> bool:
         """Return whether the user holds a reference to the work."""
         return self.work is not None and _references(self) > _OWN_REFERENCES

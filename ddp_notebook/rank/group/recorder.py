@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
@@ -53,6 +53,14 @@ class FailedCollective(NamedTuple):
     at_ns: int  # monotonic clock
 
 
+class AsyncObserver(Protocol):
+    """Follows the asynchronous calls of Python code."""
+
+    def issued(self, call: Call) -> None: ...
+    def waited(self, call: Call) -> None: ...
+    def forgotten(self, call: Call) -> None: ...
+
+
 class Recorder:
     """Observer of the operations of this process, from `install` to `remove`.
 
@@ -76,6 +84,7 @@ class Recorder:
         self.meaning: Callable[[Call], str] | None = None  # returns a description of a message's content
         self.look: Callable[[Call], None] | None = None  # called at the start of each operation; never raises
         self.event_buffer: EventBuffer | None = None  # receives the recorded calls
+        self.unwaited_calls: AsyncObserver | None = None  # follows asynchronous calls until their wait
         # Changed only by methods.
         self.failed: FailedCollective | None = None  # the last failure
         self.is_torn = False  # a message was counted and then interrupted, so it may or may not be in progress
@@ -277,6 +286,8 @@ class Recorder:
         self.prune_at = max(_PRUNE_AT, 2 * len(self.live))
 
     def _forget(self, key: int, call: Call) -> None:
+        if call.work is not None and self.unwaited_calls is not None:
+            self.unwaited_calls.forgotten(call)
         self.live.pop(key, None)
         self.by_work.pop(id(call.work), None)
         call.work = None  # it holds the tensors
@@ -307,6 +318,8 @@ class Recorder:
                 call.work = work
             elif call.work is not work:
                 return wait(work) if timeout is None else wait(work, timeout)
+            elif self.unwaited_calls is not None:
+                unseen(self.unwaited_calls.waited, call)
             if timeout is None and call.kernel.spec.kind != "collective" and unseen(call.is_on_cpu):
                 # gloo would use the group's initial timeout even if another one was set since. (With a timeout, NCCL
                 # blocks the thread until the device is done.)

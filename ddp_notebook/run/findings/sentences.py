@@ -154,6 +154,22 @@ def _skipped_batch(step: int, details: Details) -> tuple[str, str]:
     )
 
 
+def _never_waited(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    return f"{one['line']}", (
+        f"{one['call']} was started with async_op=True, and its work was dropped without wait(); keep the work, and "
+        "call wait() before the result is used"
+    )
+
+
+def _written_before_wait(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    return f"{one['line']}", (
+        f"a tensor of {one['call']} was changed between its start with async_op=True and wait(), so the result is "
+        "undefined; change it after wait()"
+    )
+
+
 def _trains_apart(step: int, details: Details) -> tuple[str, str]:
     return f"step {step}", (
         f"no collective, send or receive averaged a gradient in this cell, although {_one(details)['model']} is in "
@@ -179,6 +195,8 @@ SENTENCES: dict[str, Callable[[int, Details], tuple[str, str]]] = {
     "skipped-batch": _skipped_batch,
     "same-batches": _same_batches,
     "trains-apart": _trains_apart,
+    "written-before-wait": _written_before_wait,
+    "never-waited": _never_waited,
     "nothing-changed": _nothing_changed,
     "same-epoch": _same_epoch,
 }

@@ -166,6 +166,8 @@ class Kernel(Operator):
                     event_buffer.issued(call, work)
                 call.work = work  # from now on another thread may find it complete and forget it
                 by_work[id(work)] = call
+                if recorder.unwaited_calls is not None:
+                    recorder.unwaited_calls.issued(call)
             if len(live) >= recorder.prune_at:
                 recorder.prune()
 

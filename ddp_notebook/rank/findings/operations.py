@@ -1,0 +1,86 @@
+"""Asynchronous operations of the user: those that are never waited for, and those whose tensors change before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+
+from ddp_notebook.rank.group.call_site import USER
+from ddp_notebook.rank.group.calls import Call
+from ddp_notebook.rank.group.operators import flat
+from ddp_notebook.stdlib import weakref
+
+_MOST = 256
+_FUTURE = "get_future"  # a caller of it may wait for the future instead
+
+_Tensors = list[tuple[Callable[[], Any], int]]  # weak references, with the version of each tensor
+
+
+class Operations:
+    """Asynchronous operations of the running cell.
+
+    Args:
+        note: keeps a fact.
+        line: returns the user's line of a call.
+        step: returns the number of the current step; 0 before the first one of a cell without steps.
+    """
+
+    def __init__(self, note: Callable[..., None], line: Callable[[Call], str], step: Callable[[], int]) -> None:
+        self._note = note
+        self._line = line
+        self._step = step
+        self._calls: dict[int, tuple[Call, _Tensors]] = {}
+
+    def begin_cell(self) -> None:
+        """Forget the calls of the last cell."""
+        self._calls.clear()
+
+    def issued(self, call: Call) -> None:
+        """Add a call whose work torch returns to the user."""
+        if call.site is None or call.site[0] is not USER or call.backward is not None or len(self._calls) >= _MOST:
+            return
+        at = call.kernel.at_tensors
+        tensors = flat(call.arguments[at]) if at is not None and call.arguments else ()
+        is_plain = not torch.is_inference_mode_enabled()
+        versions: _Tensors = [(weakref.ref(one), one._version) for one in tensors] if is_plain else []
+        self._calls[id(call)] = call, versions
+
+    def waited(self, call: Call) -> None:
+        """Look at the tensors of a call before its wait returns."""
+        found = self._calls.pop(id(call), None)
+        if found is None or found[0] is not call:
+            return
+        for reference, version in found[1]:
+            tensor = reference()
+            if tensor is not None and tensor._version != version:
+                self._note("written-before-wait", self._step(), call=call.kernel.spec.name, line=self._line(call))
+
+    def forgotten(self, call: Call) -> None:
+        """Note a completed call without a wait, if the user has dropped its work."""
+        found = self._calls.pop(id(call), None)
+        if found is None or found[0] is not call or call.kernel.spec.kind == "send" or not call.is_dropped:
+            return
+        code = call.site[2]
+        if code is None or _FUTURE not in code.co_names:
+            self._note("never-waited", self._step(), call=call.kernel.spec.name, line=self._line(call))
+
+    def end_cell(self) -> None:
+        """Note the calls that the cell has dropped."""
+        for call, _ in list(self._calls.values()):
+            self.forgotten(call)
+        self._calls.clear()
+
+
+def place_of(call: Call) -> list[tuple[str, int, str]]:
+    """Return file, line and function of the user's call, and of the cell's call that led to it."""
+    _, _, code, instruction, cell, _ = call.site
+    found = [(code, instruction), *([cell] if cell is not None else [])]
+    return [(one.co_filename, _line(one, offset), one.co_name) for one, offset in found if one is not None]
+
+
+def _line(code: CodeType, offset: int) -> int:
+    lines = [line for start, end, line in code.co_lines() if start <= offset < end and line is not None]
+    return lines[0] if lines else code.co_firstlineno
