@@ -397,6 +397,9 @@ def test_torch_lets_training_be_seen():
     assert "dist._register_comm_hook(self.reducer, state, hook)" in inspect.getsource(DistributedDataParallel)
     for name in ("_pre_forward", "_post_forward"):
         assert callable(getattr(_fsdp_state.FSDPState, name))
+    names = list(inspect.signature(_fsdp_param_group.FSDPParamGroup.__init__).parameters)
+    assert names[1:4] == ["params", "modules", "mesh_info"]
+    assert "shard_process_group" in inspect.getsource(_fsdp_param_group)
     assert "iter_forward_root" in inspect.getsource(_fsdp_state)
     assert "self._module_fqn" in inspect.getsource(_fsdp_param_group.FSDPParamGroup)
     assert callable(dataloader._BaseDataLoaderIter.__next__)

@@ -325,5 +325,5 @@ def test_calls_of_autograd_threads_have_the_line_that_waits():
     backward.thread, backward.site = -1, site
     event_buffer.backward = backward
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(event_buffer._sites, "site", lambda depth: ("fsdp", None, None, 0, None, "blocks.0"))
-        assert event_buffer.site(1) == ("fsdp", *site[1:5], "blocks.0")
+        patch.setattr(event_buffer._sites, "site", lambda depth: ("fsdp", None, None, 0, None, "blocks.0", 7))
+        assert event_buffer.site(1) == ("fsdp", *site[1:5], "blocks.0", 7)

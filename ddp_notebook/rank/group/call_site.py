@@ -39,6 +39,7 @@ _FOR_MODULES = frozenset(("fsdp", "dtensor", _FUNCTIONAL))
 MARKED = ("dtensor", _FUNCTIONAL)  # in a backward pass, only marks tell their modules
 _TRANSPARENT = ("typing_extensions.py", "contextlib.py")
 _KNOW_MODULES = frozenset(("fsdp", "dtensor"))  # some of their frames contain the module
+IDENTITY = "_ddp_notebook_identity"  # attribute of FSDP's groups of parameters
 _PARAM_GROUP = "_fsdp_param_group.py"  # file of FSDP whose frames contain the module
 # Functions that users do not call directly.
 _WRAPPERS = frozenset(
@@ -59,9 +60,11 @@ class CallSite(NamedTuple):
     instruction: int  # offset in that code
     cell: tuple[CodeType, int] | None  # code and offset of the cell's frame, if it is another frame
     module: str  # module for which FSDP, DTensor or tensor parallel made the call
+    identity: int = 0  # object of FSDP that made the call, see `identities`; 0 if unknown
 
 
-SiteFields = tuple[str, CodeType | None, CodeType | None, int, tuple[CodeType, int] | None, str]  # as in `CallSite`
+# As in `CallSite`.
+SiteFields = tuple[str, CodeType | None, CodeType | None, int, tuple[CodeType, int] | None, str, int]
 
 Line = tuple[int, int, tuple[int, int] | None]  # ids of code objects, since hashing one takes 2 us
 
@@ -112,7 +115,7 @@ class CallSites:
         try:
             frame: FrameType | None = sys._getframe(depth)
         except ValueError:  # in a thread that C++ has started
-            return REDUCER, None, None, 0, None, ""
+            return REDUCER, None, None, 0, None, "", 0
         assert frame is not None
         first = frame.f_code
         near = self._near.get(id(first))
@@ -122,7 +125,7 @@ class CallSites:
             except ValueError:  # in a thread that starts here
                 user = frame
             if user.f_code.co_filename in self._cells:
-                return USER, first, user.f_code, user.f_lasti, None, ""
+                return USER, first, user.f_code, user.f_lasti, None, "", 0
         makers, wrappers, innermost = _makers, _WRAPPERS, frame
         api: CodeType | None = None
         caller: FrameType | None = None  # the caller of the innermost module's forward
@@ -136,8 +139,8 @@ class CallSites:
                 if code.co_filename in self._cells:
                     if api is first:
                         self._note_distance(innermost, frame)
-                    return USER, api, code, frame.f_lasti, None, ""
-                return USER, api, code, frame.f_lasti, self._cell_above(frame), ""
+                    return USER, api, code, frame.f_lasti, None, "", 0
+                return USER, api, code, frame.f_lasti, self._cell_above(frame), "", 0
             if maker is not _NOBODY:
                 if maker:
                     return self._through_libraries(frame, maker, api, caller)
@@ -146,7 +149,7 @@ class CallSites:
                 if code.co_name not in wrappers:
                     api = code
             frame = frame.f_back
-        return REDUCER, api, None, 0, None, ""
+        return REDUCER, api, None, 0, None, "", 0
 
     def _note_distance(self, first: FrameType, user: FrameType) -> None:
         """Note the distance from the first frame to that of a cell. It is constant if only torch's wrappers are between
@@ -169,7 +172,7 @@ class CallSites:
             api, caller: from the frames further inside, as in `site`.
         """
         makers, wrappers = _makers, _WRAPPERS
-        module = ""
+        module, identity = "", 0
         is_in_backward = False  # inside the backward of a module: modules further out are not the right ones
         while frame is not None:
             code = frame.f_code
@@ -188,8 +191,8 @@ class CallSites:
                 else:
                     if origin is _FUNCTIONAL:  # DTensor calls functional collectives
                         origin = maker
-                    if not module and maker in _KNOW_MODULES:
-                        module = self._module_at(frame, maker, caller)
+                    if not (module or identity) and maker in _KNOW_MODULES:
+                        module, identity = self._module_at(frame, maker, caller)
                 if code.co_name not in wrappers:
                     api = code
             frame = frame.f_back
@@ -200,16 +203,17 @@ class CallSites:
             cell = None if user.co_filename in self._cells else self._cell_above(frame)
         if not module and origin in _FOR_MODULES and not is_in_backward:
             module = self._modules.name(caller or frame, user, instruction)
-        return origin, api, user, instruction, cell, module
+        return origin, api, user, instruction, cell, module, identity
 
-    def _module_at(self, frame: FrameType, maker: str, caller: FrameType | None) -> str:
-        """Return the module that a frame of FSDP or DTensor contains; "" if it contains none."""
+    def _module_at(self, frame: FrameType, maker: str, caller: FrameType | None) -> tuple[str, int]:
+        """Return the module that a frame of FSDP or DTensor contains, and its identity; "" and 0 if there is none."""
         if maker == "fsdp":
             if not frame.f_code.co_filename.endswith(_PARAM_GROUP):
-                return ""
-            name = getattr(frame.f_locals.get("self"), "_module_fqn", None)
-            return ROOT if name == "" else name or ""
-        return (caller is None and self._modules.noted(frame)) or ""
+                return "", 0
+            group = frame.f_locals.get("self")
+            name = getattr(group, "_module_fqn", None)
+            return ROOT if name == "" else name or "", getattr(group, IDENTITY, 0)
+        return (caller is None and self._modules.noted(frame)) or "", 0
 
     def of_thread(self, thread: int) -> SiteFields:
         """Return the call site of a thread that waits for other threads' calls, such as a backward pass of autograd."""
@@ -218,11 +222,11 @@ class CallSites:
             code, maker = frame.f_code, _maker_of(frame)
             if maker is USER:
                 cell = None if code.co_filename in self._cells else self._cell_above(frame)
-                return USER, api, code, frame.f_lasti, cell, ""
+                return USER, api, code, frame.f_lasti, cell, "", 0
             if code.co_name not in _WRAPPERS and maker is not _NOBODY:
                 api = code
             frame = frame.f_back
-        return REDUCER, None, None, 0, None, ""
+        return REDUCER, None, None, 0, None, "", 0
 
     def line(self, frame: FrameType | None) -> Line:
         """Return the line of the call site of this frame. It is faster than the whole site."""
@@ -252,6 +256,11 @@ class CallSites:
                 return back.f_code, back.f_lasti
             back = back.f_back
         return None
+
+
+def is_of_user(frame: FrameType) -> bool:
+    """Return whether a frame runs code of the user, or of a library other than torch."""
+    return _maker_of(frame) is USER
 
 
 def _maker_of(frame: FrameType) -> str:

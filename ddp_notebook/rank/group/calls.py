@@ -19,7 +19,7 @@ from ddp_notebook.rank.group.operators import Operator, flat, nbytes
 from ddp_notebook.records.meaning import meaning
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import itertools, threading, time, weakref
+from ddp_notebook.stdlib import contextlib, itertools, threading, time, weakref
 
 _MOST_PAIRS = 128  # counted pairs of peer and tag in a group
 _LONGEST = timedelta(days=36_500)  # gloo adds it to the clock, in 64-bit nanoseconds
@@ -75,6 +75,7 @@ class Call:
         *("moment", "backward", "site", "rest", "serial", "state", "end_ns", "ends", "blocked_ns"),
         *("bucket", "input", "output", "values", "whole", "marks", "over", "meaning"),
         *("tells_its_end", "is_waited_for", "is_of_backward", "is_left", "limit", "pair_number"),
+        *("identity", "entry"),
     )
 
     def __init__(
@@ -103,6 +104,8 @@ class Call:
         self.output: Copy | None = None
         self.values = NOT_ASKED_FOR
         self.meaning = ""  # description of a message's content, if known
+        self.entry = 0  # bits of its word in the ledger; 0 if it was not posted
+        self.identity = 0  # object that the call belongs to, see `identities`; 0 if unknown
         self.whole: tuple[tuple[int, Copy], ...] = ()
         self.marks: Marks | None = None
         self.tells_its_end = self.is_waited_for = self.is_of_backward = self.is_left = False
@@ -332,9 +335,15 @@ class Group:
         self.counts = dict.fromkeys(KINDS, 0)
         self.sent: dict[int, int] = {}  # number of sends to each rank of the group
         self.messages = MessageCounts()
+        self.thread = 0  # thread that started the last collective
+        self.threads: dict[int, str] = {}  # names of the Python threads that have started collectives
+        self.has_overlapped = False  # two threads have used the group at the same time
         # Calls of one kind are numbered and compared one after the other, also between threads. A send does not wait
         # for a collective: another rank may start that collective only after it has received.
         self.locks = {kind: threading.RLock() for kind in self.counts}
+        # Locks that are held until the operation has started. Messages may start at the same time.
+        no_lock = contextlib.nullcontext()
+        self.starts = dict.fromkeys(("send", "recv", ""), no_lock) | {"collective": self.locks["collective"]}
 
     def go_through(self, successor: ProcessGroup) -> None:
         """Route operations through the connections of another group from now on.
@@ -349,6 +358,7 @@ class Group:
         self.counts = dict.fromkeys(self.counts, 0)
         self.sent.clear()
         self.messages = MessageCounts()
+        self.thread, self.threads, self.has_overlapped = 0, {}, False
 
     def session_rank(self, rank: int | None) -> int | None:
         """Return a rank of this group as a rank of the session."""

@@ -161,6 +161,25 @@ class Modules:
         known = self._names.get(id(module))
         return "" if known is None else known[1]  # not part of the model: other code calls it
 
+    def outermost(self, frame: FrameType | None) -> torch.nn.Module | None:
+        """Return the module whose forward is the outermost one on the stack; None if there is none."""
+        found: torch.nn.Module | None = None
+        while frame is not None and frame.f_code.co_name != "<module>":
+            if frame.f_code is CALL_IMPL:
+                found = frame.f_locals["self"]
+            frame = frame.f_back
+        return found
+
+    @property
+    def known_names(self) -> list[str]:
+        """Return the names of all modules of the known models."""
+        return [name for _, name in list(self._names.values())]
+
+    def known_name(self, module: torch.nn.Module) -> str:
+        """Return the name of a module in the largest known model; "" if none is known."""
+        known = self._names.get(id(module))
+        return "" if known is None or known[0]() is not module else known[1]
+
     def index(self, model: torch.nn.Module, name: str = ROOT) -> dict[int, tuple[weakref.ref[torch.nn.Module], str]]:
         """Name the modules of a model. Return the names of all living modules, by id.
 

@@ -308,6 +308,10 @@ class Network:
             return Doing(place, failed.call.describe())
         return Doing(place, None if unwaited is None else unwaited.describe())
 
+    def place_of_call(self, call: Call) -> str:
+        """Return the line of a call that starts in this thread; "" if it is not in a cell."""
+        return self.where.describe(call.thread)
+
     def _place_of(self, failure: BaseException | None) -> str:
         return self.where.of_traceback(None if failure is None else failure.__traceback__)
 

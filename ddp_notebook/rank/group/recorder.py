@@ -23,7 +23,8 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed import distributed_c10d
 
 from ddp_notebook.rank import gpu
-from ddp_notebook.rank.group.calls import KINDS, Call, Group, timeout_of
+from ddp_notebook.rank.group.calls import KINDS, Call, CollectiveMismatchError, Group, timeout_of
+from ddp_notebook.rank.group.identities import Identities
 from ddp_notebook.rank.group.kernels.kernel import Kernel
 from ddp_notebook.rank.group.kernels.repeats import Repeating
 from ddp_notebook.rank.group.modules import Modules
@@ -34,6 +35,7 @@ from ddp_notebook.stdlib import threading, time, weakref
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.guard.board import Board
+    from ddp_notebook.rank.group.guard.ledger import Difference
     from ddp_notebook.rank.record.event_buffer import EventBuffer
     from ddp_notebook.rank.record.training.buckets import Backward
 
@@ -75,11 +77,16 @@ class Recorder:
     def __init__(self) -> None:
         self.repeating = Repeating()
         self.modules = Modules()
-        # Seven hooks, set from outside and read in every call.
+        self.identities = Identities(self.modules)
+        # Eight hooks, set from outside and read in every call.
         self.refusal: Callable[[Group | None], BaseException] | None = None  # makes the exception that operations raise
         self.pause: Callable[[], None] | None = None  # called before each operation
         # Called before each operation. It may raise, or return the tensors with which a message starts.
         self.guard: Callable[[Call], Sequence[torch.Tensor] | None] | None = None
+        # Called if a repeated call differs from that of another rank. It may raise.
+        self.differs: Callable[[Call, Difference], None] = lambda call, found: None
+        # Called with the group and the parameters' names of a new DDP model or FSDP module. It may raise.
+        self.claim: Callable[[Group, int, int, Sequence[str]], None] = lambda group, rank, identity, names: None
         self.instead: Callable[[Kernel, tuple[Any, ...]], Any] | None = None  # called instead of every operation
         self.meaning: Callable[[Call], str] | None = None  # returns a description of a message's content
         self.look: Callable[[Call], None] | None = None  # called at the start of each operation; never raises
@@ -171,6 +178,16 @@ class Recorder:
         for group in self.registered().values():
             group.retired = why
 
+    def declare(self, process_group: ProcessGroup, identity: int, names: Sequence[str]) -> None:
+        """Let the guard compare the parameters of a new object with those of other ranks.
+
+        Args:
+            process_group: the group over which the object is distributed.
+            identity: identity of the object.
+            names: names of its parameters.
+        """
+        self.claim(self.group(process_group), process_group.rank(), identity, names)
+
     # ---- the guard's boards
 
     def keep_board(self, group: ProcessGroup, board: Board[Any] | None) -> None:
@@ -191,6 +208,29 @@ class Recorder:
             boards = [board for board in self._boards.values() if board is not None]
         for board in boards:
             board.cut()
+
+    def why_ended(self, error: BaseException) -> CollectiveMismatchError | None:
+        """Return the error to raise instead of gloo's if a rank has ended the operations; None if none has.
+
+        Args:
+            error: raised by an operation.
+        """
+        if not isinstance(error, RuntimeError) or isinstance(error, CollectiveMismatchError):
+            return None
+        reason = self.reason
+        return CollectiveMismatchError(reason) if reason else None
+
+    def raise_reason(self, error: BaseException) -> None:
+        """Raise the reason if a rank has ended the operations, instead of the error of an operation."""
+        if (better := self.why_ended(error)) is not None:
+            raise better from None
+
+    @property
+    def reason(self) -> str:
+        """Return the reason for which a rank has ended the operations; "" if none has. Callable from any thread."""
+        with self._knowing:
+            boards = [board for board in self._boards.values() if board is not None and board.is_cut]
+        return next(filter(None, (board.ledger.reason for board in boards if board.ledger is not None)), "")
 
     @property
     def is_cut(self) -> bool:
@@ -336,6 +376,7 @@ class Recorder:
                     call.check(work)
             except BaseException as error:
                 self.note_failure(call, error)
+                self.raise_reason(error)
                 raise
             finally:
                 waiting.pop(thread, None)

@@ -93,7 +93,7 @@ class Sequence:
             return  # a part of the forward, run again in the backward, has a known module, and it differs
         for call, name in zip(calls, names, strict=False):
             if name:
-                call.site = (*call.site[:5], name)
+                call.site = (*call.site[:5], name, call.site[6])
 
 
 class Moment(NamedTuple):

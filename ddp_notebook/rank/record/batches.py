@@ -264,7 +264,7 @@ class BatchMaker:
         """
         kernel, group, rest, bucket, shapes = call.kernel, call.group, call.rest, call.bucket, call.shapes
         assert shapes is not None
-        origin, api, code, instruction, cell, module = call.site
+        origin, api, code, instruction, cell, module, _ = call.site
         dtype, inputs, outputs = shapes
         key: tuple[Any, ...] = (
             *(id(kernel), group.serial, bucket, call.thread, moment.title, id(api), id(code), instruction, module),

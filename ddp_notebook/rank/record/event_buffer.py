@@ -276,7 +276,7 @@ class EventBuffer:
             if backward is None or site[2] is not None:
                 return site
             backward.site = backward.site or self._sites.of_thread(backward.thread)  # an autograd thread, for a GPU
-            return (site[0], *backward.site[1:5], site[5])
+            return (site[0], *backward.site[1:5], *site[5:])
         if sys._getframe(depth).f_code is not self.engine:  # a hook of the user
             return self._sites.site(depth + 1)
         if backward.site is None:

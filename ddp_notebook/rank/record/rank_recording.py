@@ -108,7 +108,9 @@ class RankRecording:
     ) -> None:
         self.event_buffer = recorder.event_buffer = EventBuffer(where.cells, recorder.modules)
         self.event_buffer.repeating, self.event_buffer.repeat = recorder.repeating, recorder.repeat
-        self.training = TrainingSpans(self.event_buffer, between)
+        self.training = TrainingSpans(
+            self.event_buffer, between, recorder.identities, recorder.declare, recorder.why_ended
+        )
         self.metrics = MetricLogger(self.event_buffer, self.training, where.cells)
         self.flusher = Flusher(self.event_buffer, BatchMaker(rank, where.of_calls), send, is_busy)
         self._recorder = recorder

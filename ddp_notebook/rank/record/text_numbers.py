@@ -91,7 +91,7 @@ class TextNumbers:
 
     def of_site(self, site: SiteFields, title: int) -> int:
         """Return the number of the text of one line."""
-        _, _, code, instruction, cell, _ = site
+        _, _, code, instruction, cell, _, _ = site
         if code is None:
             return 0
         # Uses ids, since hashing a code object takes 2 us.

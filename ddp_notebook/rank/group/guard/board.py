@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import NamedTuple, Protocol, TypeVar
 
+from ddp_notebook.rank.group.guard.ledger import Ledger
 from ddp_notebook.rank.group.guard.messages import Messages
 
 MARK_BITS = 32
@@ -25,6 +26,7 @@ class Board(Protocol[Ticket]):
     rank: int  # in the group
     size: int
     messages: Messages | None  # compares sends and receives; None if they are not compared
+    ledger: Ledger | None  # compares calls of libraries; None if they are not compared
 
     def post(self, mark: int, blocks: bool) -> Ticket:
         """Post this rank's mark of its next call, without waiting.

@@ -10,9 +10,9 @@ descriptions of their calls. In an all_to_all, ranks may pass different sizes, b
 receiver expects. So these sizes are exchanged too. Both exchanges require that the call blocks on every rank, which
 each mark contains: ranks may wait for non-blocking calls in different orders.
 
-Operations of DDP, FSDP and DTensor are not compared: they are equal by construction, and overlap with the backward.
-DDP's broadcasts are an exception, since they overlap with nothing. If a rank calls a DDP model alone, its broadcasts
-would match any calls of the other ranks. They are compared if ranks share memory.
+Operations of DDP, FSDP and DTensor overlap with the backward, and must not wait. `order` compares them. DDP's broadcasts
+are an exception, since they overlap with nothing. If a rank calls a DDP model alone, its broadcasts would match any
+calls of the other ranks. They are compared if ranks share memory.
 
 An asynchronous call is compared when its caller waits for it; by then it has sent its data.
 """
@@ -34,8 +34,10 @@ from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ProcessGro
 from ddp_notebook.rank.group.call_site import USER, origin
 from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
 from ddp_notebook.rank.group.guard.board import Board, Compared
+from ddp_notebook.rank.group.guard.ledger import Ledger
 from ddp_notebook.rank.group.guard.memory import BoardCutError, MemoryBoard
 from ddp_notebook.rank.group.guard.messages import Messages, nbytes_of, what_of
+from ddp_notebook.rank.group.guard.order import Order
 from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.records.words import group_by_value, name_ranks
@@ -62,6 +64,7 @@ class PrivateBoard:
     def __init__(self, store: Store, rank: int, size: int, room: int, timeout: timedelta) -> None:
         self.rank, self.size = rank, size
         self.messages: Messages | None = None  # not compared: each message would need another one
+        self.ledger: Ledger | None = None
         self._room = room
         self._group: Any = ProcessGroupGloo(PrefixStore("guard/", store), rank, size, timeout=timeout)
         self._least = AllreduceOptions()
@@ -115,6 +118,7 @@ class Guard:
 
     Args:
         loss: returns the error that operations raise because of dead ranks; None if all ranks live.
+        order: compares all calls without a wait.
 
     Returns:
         Tensors with which a send or receive starts instead of its own, if the two do not match; otherwise None.
@@ -123,8 +127,9 @@ class Guard:
         CollectiveMismatchError: raised on every rank, with a description of the difference.
     """
 
-    def __init__(self, loss: Callable[[], BaseException | None]) -> None:
+    def __init__(self, loss: Callable[[], BaseException | None], order: Order) -> None:
         self._loss = loss
+        self._order = order
 
     def __call__(self, call: Call) -> Sequence[torch.Tensor] | None:
         kernel, group = call.kernel, call.group
@@ -134,7 +139,10 @@ class Guard:
         if kernel.spec.kind != "collective":
             return None if messages is None else unseen(_fit, call, messages, maker == USER)
         is_of_forward = maker == _DDP and kernel.spec.name == "broadcast" and messages is not None
-        if maker != USER and not is_of_forward:
+        is_guarded = maker == USER or is_of_forward
+        if board.ledger is not None:
+            unseen(self._order.check, call, board, is_guarded=is_guarded)
+        if not is_guarded:
             return None
         if kernel.spec.name in _FILLS_A_LIST:
             unseen(_check_list, call)

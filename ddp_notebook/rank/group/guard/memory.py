@@ -20,6 +20,7 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from ddp_notebook.rank.group.guard.board import Compared
+from ddp_notebook.rank.group.guard.ledger import Ledger, count_bytes
 from ddp_notebook.rank.group.guard.messages import Messages, count_words
 from ddp_notebook.stdlib import ctypes, os, time
 
@@ -69,7 +70,10 @@ class MemoryBoard:
         self._states = view[at_notes : at_notes + size * 8].cast("Q")  # (size,) state of notes: checksum | number
         self._waits = view[at_notes + size * 8 : at_notes + size * 16].cast("Q")  # (size,) offsets at which ranks sleep
         at_messages = at_notes + size * 16
-        self._notes = view[at_messages + count_words(size) * 8 :]  # (size, 4 + room): length, text
+        at_ledger = at_messages + count_words(size) * 8
+        at_notes_text = at_ledger + count_bytes(size)
+        self.ledger: Ledger | None = Ledger(view[at_ledger:at_notes_text], rank, size)
+        self._notes = view[at_notes_text:]  # (size, 4 + room): length, text
         words = view[at_messages : at_messages + count_words(size) * 8].cast("Q")
         self.messages: Messages | None = Messages(words, rank, size)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -191,7 +195,8 @@ class MemoryBoard:
 
 
 def _bytes(size: int, room: int) -> int:
-    return _HEAD_BYTES + size * (_DEPTH * 8 + 8 + 8 + 4 + room) + count_words(size) * 8  # allocated at first use
+    words = size * (_DEPTH * 8 + 8 + 8 + 4 + room) + count_words(size) * 8
+    return _HEAD_BYTES + words + count_bytes(size)  # allocated at first use
 
 
 def _machine() -> str:

@@ -14,6 +14,7 @@ from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.calls import NOW_NS, Call, Group, RetiredGroupError
 from ddp_notebook.rank.group.kernels.repeats import Kept
 from ddp_notebook.rank.group.operators import Operator, flat
+from ddp_notebook.rank.group.threads import enter
 from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.stdlib import threading, time
@@ -64,6 +65,9 @@ class Kernel(Operator):
         redispatch, after, unbox_group = self.redispatch, self.after, ProcessGroup.unbox
         get_ident, monotonic_ns, is_message = threading.get_ident, time.monotonic_ns, kind != "collective"
         begin, follow, may_end = self._make_begin(), self._make_follow(), self._ends_process
+        # gloo matches operations in the order in which they start. So the next thread must not start one in between.
+        # Messages, and a barrier that waits in C++, may start at the same time as others.
+        starts = kind if self.returns else ""
         keys_after: dict[int, Any] = {}  # cache by bits: `&` takes twice as long as a lookup
 
         def run(keys: Any, *arguments: Any, **named: Any) -> Any:
@@ -73,7 +77,7 @@ class Kernel(Operator):
             group = groups.get(id(process_group))
             if group is None or group.reference() is not process_group:
                 group = recorder.group(process_group)
-            _check_group(recorder, group)
+            _check_group(recorder, group, kind)
             peer = _peer(kernel, group, arguments[at + 1 :]) if is_message else None
             if (instead := recorder.instead) is not None:
                 return instead(kernel, arguments)
@@ -81,24 +85,26 @@ class Kernel(Operator):
                 _check_device(kernel, process_group, arguments)
             counts, thread, call = group.counts, get_ident(), None
             try:
-                with group.locks[kind]:  # held until the comparison: calls are compared in the order of their numbers
-                    counts[kind] = number = counts[kind] + 1
-                    call = Call(kernel, group, number, arguments, thread, monotonic_ns())
-                    live[id(call)] = waiting[thread] = call
-                    if (tensors := begin(call, peer)) is not None:
-                        first = kernel.at_tensors or 0
-                        arguments = (*arguments[:first], tensors, *arguments[first + 1 :])
-                if group.connections is not None:
-                    arguments = (*arguments[:at], group.connections, *arguments[at + 1 :])
-                bits = keys.raw_repr()
-                if (below := keys_after.get(bits)) is None:
-                    below = keys_after[bits] = keys & after
-                out = redispatch(below, *arguments)
+                with group.starts[starts]:
+                    with group.locks[kind]:  # held until the comparison: calls are compared in the order of numbers
+                        counts[kind] = number = counts[kind] + 1
+                        call = Call(kernel, group, number, arguments, thread, monotonic_ns())
+                        live[id(call)] = waiting[thread] = call
+                        if (tensors := begin(call, peer)) is not None:
+                            first = kernel.at_tensors or 0
+                            arguments = (*arguments[:first], tensors, *arguments[first + 1 :])
+                    if group.connections is not None:
+                        arguments = (*arguments[:at], group.connections, *arguments[at + 1 :])
+                    bits = keys.raw_repr()
+                    if (below := keys_after.get(bits)) is None:
+                        below = keys_after[bits] = keys & after
+                    out = redispatch(below, *arguments)
             except BaseException as error:
                 try:
                     notice_interrupt()  # here, if C++ waited: the clean-up below must always run
                 finally:
                     _note_failure(recorder, call, error)
+                recorder.raise_reason(error)
                 raise
             finally:
                 waiting.pop(thread, None)
@@ -174,14 +180,16 @@ class Kernel(Operator):
         return follow
 
 
-def _check_group(recorder: Recorder, group: Group) -> None:
-    """Raise an error if the group, or this process, must not start an operation now."""
+def _check_group(recorder: Recorder, group: Group, kind: str) -> None:
+    """Raise an error if the group, or this process, must not start an operation of this kind now."""
     if (pause := recorder.pause) is not None:
         pause()
     if (refuse := recorder.refusal) is not None:
         raise refuse(group)
     if group.retired:
         raise RetiredGroupError(group.retired)
+    if kind == "collective" and (thread := threading.get_ident()) != group.thread:
+        unseen(enter, group, thread, recorder.waiting)
 
 
 def _peer(kernel: Kernel, group: Group, rest: tuple[Any, ...]) -> int | None:
@@ -249,12 +257,15 @@ def _short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any])
                 repeat.backward, repeat.kept = backward, kept
                 live[id(repeat)] = repeat
                 backward.again.append((repeat, number, since_ns, kept))
-            if (below := repeat.below) is None:
-                below = repeat.below = keys & after
-            out = redispatch(below, *arguments)
+                if (ledger := repeat.ledger) is not None and (found := ledger.post(number, repeat.entry)) is not None:
+                    recorder.differs(repeat, found)
+                if (below := repeat.below) is None:
+                    below = repeat.below = keys & after
+                out = redispatch(below, *arguments)
         except BaseException as error:
             live.pop(id(repeat), None)
             recorder.note_failure(repeat, error)
+            recorder.raise_reason(error)
             raise
         future = unbox_work(out[1]).get_future()
         kept.append(future)

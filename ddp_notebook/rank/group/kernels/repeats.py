@@ -35,7 +35,7 @@ class Repeat(Call):
         engine: the function that calls it from C++. Calls of a user's hook come from another function.
     """
 
-    __slots__ = ("below", "engine", "following", "kept", "lock", "model", "row")
+    __slots__ = ("below", "engine", "following", "kept", "ledger", "lock", "model", "row")
 
     def __init__(self, call: Call, model: Model, engine: CodeType) -> None:
         assert call.bucket is not None
@@ -45,6 +45,8 @@ class Repeat(Call):
         self.following = call.bucket[1] + 1
         self.engine = engine
         self.lock = call.group.locks["collective"]
+        board = call.group.board
+        self.ledger = None if board is None or not call.entry else board.ledger
         self.below: Any = None  # dispatch keys for the operator; they depend on the device of its tensors
         self.kept: Kept = []  # data of the last repetition
         self.row: bytes | None = None  # row without number and times, for the recorder's thread
@@ -105,4 +107,4 @@ def _copy(call: Call, into: Call) -> None:
     """Copy the fields that are the same each time."""
     into.shapes = call.shapes or call.kernel.shapes_of(call.arguments)
     into.rest = call.rest or call.arguments[call.kernel.at_rest :]
-    into.site, into.bucket, into.is_of_backward = call.site, call.bucket, True
+    into.site, into.bucket, into.is_of_backward, into.entry = call.site, call.bucket, True, call.entry

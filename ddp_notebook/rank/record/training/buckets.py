@@ -36,10 +36,17 @@ class BucketChange(NamedTuple):
 
 
 class Model:
-    """Data of one DDP model."""
+    """Data of one DDP model.
 
-    def __init__(self, model: DistributedDataParallel, name: str) -> None:
+    Args:
+        model: the model.
+        name: its name.
+        identity: its identity, see `rank.group.identities`; 0 if unknown.
+    """
+
+    def __init__(self, model: DistributedDataParallel, name: str, identity: int = 0) -> None:
         self.name = name
+        self.identity = identity  # see `rank.group.identities`
         self.reference = weakref.ref(model, self.forget_calls)
         self._reducer: Callable[[], Any] = nothing  # reducer of the layout, and weak reference to the group
         self._group: Callable[[], Any] = nothing
@@ -50,7 +57,7 @@ class Model:
         self.left = 0  # bytes that remain to be synchronized in this backward
         ignored = set(model.parameters_to_ignore)
         named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad and n not in ignored]
-        self._names = [name for name, _ in named]
+        self.names = [name for name, _ in named]
         self._nbytes = [parameter.numel() * parameter.element_size() for _, parameter in named]
         self._sum = sum(self._nbytes)
         self._is_rebuilt: bool | None = None
@@ -98,7 +105,7 @@ class Model:
             buckets = self._first_buckets()
         self._is_rebuilt = is_rebuilt
         words = [
-            {"nbytes": size, "parameters": [self._names[number] for number in numbers if number < len(self._names)]}
+            {"nbytes": size, "parameters": [self.names[number] for number in numbers if number < len(self.names)]}
             for size, numbers in zip(self.sizes, buckets, strict=False)
         ]
         return BucketChange(time.monotonic_ns(), self.name, json.dumps(words), is_rebuilt)
@@ -184,6 +191,8 @@ class Backward:
         size = nbytes(shapes, dtype)
         if (model := self._whose_next_has(size)) is not None:
             call.bucket = model.count_bucket(size)
+            if all(one is model or (one.sizes and size not in one.sizes) for one in self._prepared):
+                call.identity = model.identity
         return model
 
     def _whose_next_has(self, size: int) -> Model | None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.rank.group.call_site import SiteFields
+from ddp_notebook.rank.group.call_site import IDENTITY, SiteFields
+from ddp_notebook.rank.group.identities import Identities
 from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.rank.hide_from_profiler import function_modes, operator_modes, unseen
@@ -114,9 +115,21 @@ class TrainingSpans:
     Args:
         event_buffer: receives the spans.
         between: tasks for the main thread between two steps.
+        identities: registers models and FSDP's groups of parameters.
+        declare: receives the group, the identity and the names of parameters of each. It may raise.
+        why_ended: returns the error to raise instead of that of a backward; None to keep it.
     """
 
-    def __init__(self, event_buffer: EventBuffer, between: BetweenSteps | None = None) -> None:
+    def __init__(
+        self,
+        event_buffer: EventBuffer,
+        between: BetweenSteps | None = None,
+        identities: Identities | None = None,
+        declare: Callable[[Any, int, Sequence[str]], None] = lambda group, identity, names: None,
+        why_ended: Callable[[BaseException], BaseException | None] = lambda error: None,
+    ) -> None:
+        self._declare, self._why_ended = declare, why_ended
+        self._identities = Identities(event_buffer.modules) if identities is None else identities
         self.on_step: list[Callable[[], None]] = []  # called after each optimizer step
         self.models_made = 0  # number of DDP models that this process has made
         self.between = BetweenSteps() if between is None else between
@@ -179,8 +192,10 @@ class TrainingSpans:
         around(dist, "_register_comm_hook", ObservedCommHooks(self._event_buffer, self._model_of).around_register)
 
     def _look_at_fsdp(self) -> None:
+        from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
         from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
+        around(FSDPParamGroup, "__init__", self._around_param_group)
         around(FSDPState, "_pre_forward", self._around_pre_forward)
         around(FSDPState, "_post_forward", self._around_post_forward)
 
@@ -237,9 +252,15 @@ class TrainingSpans:
     def _around_init(self, original: Callable[..., None]) -> Callable[..., None]:
         def __init__(model: DistributedDataParallel, *args: Any, **named: Any) -> None:
             elements = self._event_buffer.elements
-            original(model, *args, **named)
+            try:
+                original(model, *args, **named)
+            except RuntimeError as error:
+                if (better := self._why_ended(error)) is not None:  # it communicates in C++
+                    raise better from None
+                raise
             self._event_buffer.elements = elements  # without the calls that copy and compare the parameters
-            self._model(model)  # the buckets index the parameters that require gradients now
+            known = self._model(model)  # the buckets index the parameters that require gradients now
+            self._declare(model.process_group, known.identity, known.names)
             # torch.compile traces the forward, so the model keeps that of torch or of its class.
             if getattr(model, "_use_python_reducer", False) and type(model).forward is DistributedDataParallel.forward:
                 model.forward = types.MethodType(torchs_forward, model)  # type: ignore[method-assign]
@@ -313,11 +334,24 @@ class TrainingSpans:
             known = self._models.get(model)
             if known is None:
                 name = new_name(model.module, {one.name for one in self._models.values()})
-                known = self._models[model] = Model(model, name)
+                identity = self._identities.add(model.module, self._event_buffer.moment.cell)
+                known = self._models[model] = Model(model, name, identity)
                 self.models_made += 1
                 self._event_buffer.counts_elements = True
         self._last = known
         return known
+
+    def _around_param_group(self, original: Callable[..., None]) -> Callable[..., None]:
+        def __init__(group: Any, params: Any, modules: Any, *args: Any, **named: Any) -> None:
+            known = {id(one): name for module in modules for name, one in module.named_parameters()}
+            names = [known.get(id(one), "") for one in params]
+            original(group, params, modules, *args, **named)
+            identity = self._identities.add(modules[0], self._event_buffer.moment.cell)
+            setattr(group, IDENTITY, identity)
+            if isinstance(process_group := getattr(group.mesh_info, "shard_process_group", None), dist.ProcessGroup):
+                self._declare(process_group, identity, names)
+
+        return __init__
 
     def _around_pre_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _pre_forward(state: Any, module: Any, args: Any, named: Any) -> Any:
@@ -383,8 +417,10 @@ class TrainingSpans:
             if self._gradients.parameter:
                 self._gradients.end_backward()
             return out
-        except BaseException:
+        except BaseException as error:
             notice_interrupt()  # now, and not below, where calls of the backward are recorded
+            if (better := self._why_ended(error)) is not None:  # DDP waits in C++
+                raise better from None
             raise
         finally:
             backward.end_ns = time.monotonic_ns()

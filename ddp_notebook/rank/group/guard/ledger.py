@@ -1,0 +1,231 @@
+"""Ledger: one word for each collective of a group, in memory that the ranks of one machine share.
+
+The guard lets the callers of the user's collectives wait until they are compared. Calls of DDP, FSDP and other
+libraries must not wait, since they overlap with computation. So each rank posts a word of its call before it starts the
+operation, and then reads the words that two other ranks have posted for the call with the same number. The later rank
+sees a difference before it has started anything. A group needs no more: collectives have the same order on all ranks.
+
+| bits of a word | content |
+|---|---|
+| 0 to 19 | number of the call in its group |
+| 20 to 28 | slot of the description |
+| 29 | another thread than the main thread calls it |
+| 30 | two threads of this rank use the group |
+| 31 | the guard compares this call |
+| 32 to 47 | hash of operation, dtype and number of elements |
+| 48 to 63 | hash of the meaning; 0 if it is unknown |
+
+A different meaning alone is no error: a program may create equal models in two branches. It is one if both ranks have
+both objects, and use different ones. So each rank also publishes the meanings that it has.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from types import CodeType
+from typing import Any, NamedTuple
+
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import threading
+
+_DEPTH = 512  # calls that a rank may be ahead of another one and are still compared
+NUMBER = 0xFFFFF
+_SLOT_SHIFT, _THREAD_SHIFT, _OPERATION_SHIFT, _MEANING_SHIFT = 20, 29, 32, 48
+_OF_THREAD, _HAS_THREADS, _IS_GUARDED = 1 << 29, 1 << 30, 1 << 31
+SLOTS = 512
+_HASH = 0xFFFF
+_TEXT_BYTES = 256
+_REASON_BYTES = 1024
+_KNOWN_BYTES = (_HASH + 1) // 8
+_CLAIMS = 1024  # objects whose parameters are compared; of two with the same place only the later one
+_CLAIM_SHIFT, _SORTED_SHIFT, _ORDERED_SHIFT = 48, 32, 16  # bits of a claim; the slot of its description comes last
+
+
+class Difference(NamedTuple):
+    """Another rank has posted another call with the same number."""
+
+    rank: int  # the other rank, in the group
+    mine: str  # descriptions of the two calls, as they were posted
+    theirs: str
+    is_operation: bool  # the operations or sizes differ, or the guard compares only one of the two calls
+    is_guarded: bool  # the guard compares both calls
+    is_meaning: bool  # the calls belong to different objects, and both ranks have both objects
+    has_threads: bool  # two threads of one of the two ranks use the group
+    is_thread: bool  # the main thread calls one of the two, and two threads of both ranks use the group
+
+
+def hash_of(text: str) -> int:
+    """Return a hash of 16 bits that is not 0.
+
+    Example:
+        >>> 0 < hash_of("all_reduce") < 65536
+        True
+    """
+    return zlib.crc32(text.encode()) % _HASH + 1
+
+
+class Ledger:
+    """Ledger of one group. Ranks are those of the group.
+
+    Args:
+        memory: `count_bytes(size)` bytes shared by the ranks, initially zeros.
+        rank, size: in the group.
+    """
+
+    def __init__(self, memory: memoryview, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+        at_reasons = size * _DEPTH * 8
+        at_known = at_reasons + size * (8 + _REASON_BYTES)
+        at_claims = at_known + size * _KNOWN_BYTES
+        at_texts = at_claims + size * _CLAIMS * 8
+        self.words = memory[:at_reasons].cast("Q")  # (size, _DEPTH)
+        self._lengths = memory[at_reasons : at_reasons + size * 8].cast("Q")  # (size,) checksum | length of reasons
+        self._reasons = memory[at_reasons + size * 8 : at_known]
+        self._known = memory[at_known:at_claims]
+        self._claims = memory[at_claims:at_texts].cast("Q")  # (size, _CLAIMS)
+        self._texts = memory[at_texts : count_bytes(size)]
+        self.at = rank * _DEPTH
+        beside = {(rank + 1) % size, (rank - 1) % size}  # all words are equal if those of neighbours are
+        self.beside = tuple(one * _DEPTH for one in sorted(beside))
+        # Entry of calls, and the code that the key refers to by its id.
+        self.entries: dict[Any, tuple[int, CodeType | None]] = {}
+        self._slot = 0
+        self._own: set[int] = set()  # meanings that this rank has published
+        self._adding = threading.Lock()
+
+    # ---- calls
+
+    def entry(
+        self, text: str, operation: str, meaning: int, *, is_guarded: bool, of_thread: bool, has_threads: bool
+    ) -> int:
+        """Publish the description of calls. Return the bits of their words without the number.
+
+        Args:
+            text: description for the user.
+            operation: text that is equal on all ranks.
+            meaning: hash of the meaning; 0 if it is unknown.
+            is_guarded: the guard compares these calls.
+            of_thread: another thread than the main thread calls them.
+            has_threads: two threads of this rank use the group.
+        """
+        slot = self._add_text(text)
+        flags = _IS_GUARDED * is_guarded | _OF_THREAD * of_thread | _HAS_THREADS * has_threads
+        return slot << _SLOT_SHIFT | flags | hash_of(operation) << _OPERATION_SHIFT | meaning << _MEANING_SHIFT
+
+    def _add_text(self, text: str) -> int:
+        """Publish a description. Return its slot."""
+        with self._adding:
+            slot = self._slot = (self._slot + 1) % SLOTS
+            at = (self._rank * SLOTS + slot) * _TEXT_BYTES
+            data = text.encode()[: _TEXT_BYTES - 1]
+            self._texts[at + 1 : at + 1 + len(data)] = data
+            self._texts[at] = len(data)
+        return slot
+
+    def post(self, number: int, entry: int) -> Difference | None:
+        """Post a call that is about to start. Return how it differs from the call of a rank that was earlier.
+
+        Args:
+            number: of the call in its group.
+            entry: from `entry`.
+        """
+        words, at = self.words, number % _DEPTH
+        words[self.at + at] = word = entry | number & NUMBER
+        for other in self.beside:
+            theirs = words[other + at]
+            # Calls of other numbers are not compared: the other rank is behind, or far ahead.
+            if (difference := theirs ^ word) >> _THREAD_SHIFT and not difference & NUMBER:
+                found = self._difference(word, theirs, other // _DEPTH)
+                if found is not None:
+                    return found
+        return None
+
+    def _difference(self, mine: int, theirs: int, rank: int) -> Difference | None:
+        of_mine, of_theirs = mine >> _MEANING_SHIFT, theirs >> _MEANING_SHIFT
+        difference = mine ^ theirs
+        is_operation = bool(difference & (_IS_GUARDED | _HASH << _OPERATION_SHIFT))
+        is_thread = bool(difference & _OF_THREAD and mine & theirs & _HAS_THREADS)
+        is_meaning = bool(of_mine and of_theirs and of_mine != of_theirs) and all(
+            self._has(one, meaning) for one in (self._rank, rank) for meaning in (of_mine, of_theirs)
+        )
+        if not (is_operation or is_thread or is_meaning):
+            return None
+        return Difference(
+            rank=rank,
+            mine=self._text(self._rank, mine),
+            theirs=self._text(rank, theirs),
+            is_operation=is_operation,
+            is_guarded=bool(mine & theirs & _IS_GUARDED),
+            is_meaning=is_meaning,
+            has_threads=bool((mine | theirs) & _HAS_THREADS),
+            is_thread=is_thread,
+        )
+
+    def _text(self, rank: int, word: int) -> str:
+        return self._slot_text(rank, word >> _SLOT_SHIFT & SLOTS - 1)
+
+    def _slot_text(self, rank: int, slot: int) -> str:
+        at = (rank * SLOTS + slot) * _TEXT_BYTES
+        return bytes(self._texts[at + 1 : at + 1 + self._texts[at]]).decode(errors="ignore")
+
+    # ---- meanings
+
+    def publish(self, meanings: Iterable[int]) -> None:
+        """Publish that this rank has the objects of these meanings."""
+        known, at = self._known, self._rank * _KNOWN_BYTES
+        with self._adding:
+            for meaning in meanings:
+                if meaning not in self._own:
+                    self._own.add(meaning)
+                    known[at + (meaning >> 3)] |= 1 << (meaning & 7)
+
+    def _has(self, rank: int, meaning: int) -> bool:
+        return bool(self._known[rank * _KNOWN_BYTES + (meaning >> 3)] >> (meaning & 7) & 1)
+
+    def claim(self, identity: int, names: Sequence[str], text: str) -> tuple[int, str] | None:
+        """Publish the names of an object's parameters, in their order.
+
+        Return another rank that has the same names in another order, with its description; None if there is none.
+
+        Args:
+            identity: identity of the object.
+            names: names of its parameters.
+            text: description for the user.
+        """
+        ordered, any_order = hash_of("\n".join(names)), hash_of("\n".join(sorted(names)))
+        word = identity << _CLAIM_SHIFT | any_order << _SORTED_SHIFT | ordered << _ORDERED_SHIFT | self._add_text(text)
+        place = identity % _CLAIMS
+        self._claims[self._rank * _CLAIMS + place] = word
+        for rank in range(self._size):
+            theirs = self._claims[rank * _CLAIMS + place]
+            if theirs >> _SORTED_SHIFT == word >> _SORTED_SHIFT and (theirs ^ word) >> _ORDERED_SHIFT:
+                return rank, self._slot_text(rank, theirs & SLOTS - 1)
+        return None
+
+    # ---- the end
+
+    def end(self, reason: str) -> None:
+        """Publish the reason why the operations of the group end on all ranks. The first reason stays."""
+        if self.reason:
+            return
+        data = reason.encode()[:_REASON_BYTES]
+        at = self._rank * _REASON_BYTES
+        self._reasons[at : at + len(data)] = data
+        self._lengths[self._rank] = zlib.crc32(data) << 32 | len(data)
+
+    @property
+    def reason(self) -> str:
+        """Return the reason that a rank has published; "" if there is none."""
+        for rank in range(self._size):
+            if state := self._lengths[rank]:
+                at = rank * _REASON_BYTES
+                data = bytes(self._reasons[at : at + (state & 0xFFFFFFFF)])
+                if zlib.crc32(data) == state >> 32:
+                    return data.decode(errors="ignore")
+        return ""
+
+
+def count_bytes(size: int) -> int:
+    """Return the size of the memory for a group of this many ranks. Pages are allocated at first use."""
+    return size * (_DEPTH * 8 + 8 + _REASON_BYTES + _KNOWN_BYTES + _CLAIMS * 8 + SLOTS * _TEXT_BYTES)

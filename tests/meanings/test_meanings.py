@@ -1,0 +1,47 @@
+"""Ranks that meet in collectives of equal size for different objects get an error; right programs get none."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_notebook.errors import RankError
+from tests.meanings.programs import QUICK, RIGHT, RIGHT_OF_FOUR, SETUP, WRONG
+
+
+@pytest.fixture(scope="module")
+def ranks(session):
+    assert session.run(SETUP).ok
+    return session
+
+
+@pytest.mark.parametrize(
+    "name", [name if one.is_quick else pytest.param(name, marks=pytest.mark.long) for name, one in WRONG.items()]
+)
+def test_another_meaning_is_an_error_on_all_ranks(ranks, name):
+    with pytest.raises(RankError) as caught:
+        ranks.run(WRONG[name].code, timeout_s=60)
+    message = str(caught.value)
+    assert message.startswith("CollectiveMismatchError: "), message
+    for words in WRONG[name].words:
+        assert words in message
+    assert "The operations were ended on all ranks; the next cell can use the group (ranks 0-1)" in message
+    assert set(caught.value.summaries) == {0, 1}
+    again = ranks.run("y = torch.ones(1); dist.all_reduce(y); int(y)", timeout_s=60)
+    assert [one.result for one in again.by_rank.values()] == ["2", "2"]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in RIGHT]
+)
+def test_nothing_is_said_of_a_right_program(ranks, name, capsys):
+    assert ranks.run(RIGHT[name], timeout_s=60).ok
+    assert "ddp_notebook: " not in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_nothing_is_said_of_right_programs_on_four_ranks(make_session_alone, capsys):
+    ranks = make_session_alone(4)
+    assert ranks.run(SETUP, timeout_s=60).ok
+    for code in RIGHT_OF_FOUR.values():
+        assert ranks.run(code, timeout_s=60).ok
+    assert "ddp_notebook: " not in capsys.readouterr().err
