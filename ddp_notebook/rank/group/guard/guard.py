@@ -10,9 +10,9 @@ descriptions of their calls. In an all_to_all, ranks may pass different sizes, b
 receiver expects. So these sizes are exchanged too. Both exchanges require that the call blocks on every rank, which
 each mark contains: ranks may wait for non-blocking calls in different orders.
 
-Operations of DDP, FSDP and DTensor overlap with the backward, and must not wait. `order` compares them. DDP's broadcasts
-are an exception, since they overlap with nothing. If a rank calls a DDP model alone, its broadcasts would match any
-calls of the other ranks. They are compared if ranks share memory.
+Operations of DDP, FSDP and DTensor overlap with the backward, and must not wait. `order` compares them. DDP's
+broadcasts are an exception, since they overlap with nothing. If a rank calls a DDP model alone, its broadcasts would
+match any calls of the other ranks. They are compared if ranks share memory.
 
 An asynchronous call is compared when its caller waits for it; by then it has sent its data.
 """
