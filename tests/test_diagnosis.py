@@ -224,6 +224,8 @@ def test_what_is_on_its_way_arrives():
 
 def test_a_rank_that_has_ended_the_cell_may_still_act():
     assert left_behind(views(*ALL_BUT_2, ended(2, background="thread 'worker'"))) == {}
+    assert left_behind(views(*ALL_BUT_2, ended(2, is_heard=False))) == {}
+    assert set(stuck(views(*ALL_BUT_2, ended(2, is_heard=False)))) == {0, 1, 3}, "as the monitor sees it"
     serving = ended(2, may_serve=True)
     assert left_behind(views(*ALL_BUT_2, serving)).keys() == {0, 1, 3}, "no rank is left that calls it"
     assert left_behind(views(*ALL_BUT_2[:2], at(3), serving)) == {}

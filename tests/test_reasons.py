@@ -155,6 +155,7 @@ def test_the_reason_is_true_and_the_cell_ends(ranks, capsys, name):
         ranks.run(code)
     took_s = time.monotonic() - began_s
     shown = capsys.readouterr().err
+    assert re.search(r"The cell is stopped in \d s\. The stop button ends the cell; every variable is kept\.", shown)
     card = re.search(r"no progress for (\d+) s: (.*)", shown)
     assert card and re.fullmatch(reason, card[2]), shown
     assert re.fullmatch(rf"the cell was stopped: {reason} \(rank 0\); succeeded: rank 1", str(caught.value))
@@ -312,3 +313,15 @@ def test_a_call_of_the_client_is_waited_for(make_session_alone, capsys):
     session.run("dist.barrier()", ranks=0)
     call.get(10)
     assert "no progress" not in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_rank_that_computes_during_an_operation_is_not_ended(make_session_alone, capsys):
+    """An asynchronous operation may be left alone, although that is wrong."""
+    session = make_session_alone(2, grace_s=0.2)
+    result = session.run(
+        "import time\nuntil = time.monotonic() + 2\nif rank == 0:\n"
+        "    work = dist.all_reduce(torch.ones(3), async_op=True)\n"
+        "    while time.monotonic() < until: torch.nn.functional.relu(torch.ones(3000, 1000)).sum()"
+    )
+    assert result.ok and "no progress" not in capsys.readouterr().err

@@ -51,6 +51,7 @@ class Operation:
     origin: str = ""  # torch library that called it, one of `schema.ORIGINS`; "" if none or unknown
     since_s: float = 0.0  # seconds since the start of the call
     key: str = ""  # name of the group in torch, the same on all ranks
+    is_awaited: bool = True  # False: it is in progress, but perhaps no code waits for it
     limit_s: float | None = None  # seconds after which the operation raises by itself; None if unknown
     pair_number: int = 0  # messages of this kind with this peer and tag, including this one; 0 if unknown
 

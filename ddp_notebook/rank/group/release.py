@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from _thread import start_new_thread
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -225,7 +225,7 @@ class Release:
         """Return the activity of the main thread, or that of a waiting thread of the user."""
         call = self.waits_in()
         if call is not None:
-            return Doing(self._where.describe(), call.describe())
+            return Doing(self._where.describe(), replace(call.describe(), is_awaited=self._is_awaited(call)))
         is_held = self._where.waits() is not None
         # While the main thread runs, a thread may wait for a message for ever, as in a parameter server.
         other = self._of_threads() if is_held else self._of_threads("collective")
@@ -235,6 +235,11 @@ class Release:
         if is_held:
             return Doing(place, other.describe())
         return Doing(self._where.describe(), other.describe(), thread=place)
+
+    def _is_awaited(self, call: Call) -> bool:
+        """Return whether the main thread is known to wait for this operation: in Python, in a backward or on a GPU."""
+        is_of_backward = call.is_of_backward or call.bucket is not None or call.backward is not None
+        return is_of_backward or call.is_on_gpu or self._recorder.waits_in(self._main) is call
 
     def _of_threads(self, kind: str = "") -> Call | None:
         """Return the operation in which a thread other than the main thread has waited longest."""

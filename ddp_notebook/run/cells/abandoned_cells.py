@@ -116,12 +116,13 @@ class AbandonedCells:
             time.sleep(_LOOK_S)
 
     def _who_is_left(self, runs: list[CellRun]) -> list[str]:
-        said = []
+        left = []
         for run in runs:
             views = self._cells.inspect(run)
-            said += [f"rank {rank} has not ended yet: {views[rank].doing}" for rank in run.pending if rank in views]
-        if not said:  # the ranks have ended the cell since
-            return []
+            left += [views[rank] for rank in run.pending if rank in views]
+        said = [f"rank {view.rank} has not ended yet: {view.doing}" for view in left]
+        if all(view.state == "internal" for view in left):  # or the ranks have ended the cell since
+            return [*said, "wait: these ranks end the cell soon"] if said else []
         advice = "wait, or %ddp_interrupt --replace gives new processes to these ranks, which lose their variables"
         return [*said, advice]
 

@@ -60,6 +60,10 @@ class EndedRanks:
         self.look_at = min(self.look_at, max(self._ends_at, now))
         self._is_over = now >= self._ends_at
 
+    def ends_in_s(self, now: float) -> float | None:
+        """Return the seconds until the cell is ended; None if it is not."""
+        return max(0.0, self._ends_at - now) if self._ends_at < _NEVER_S else None
+
     def put_off(self, seconds: float) -> None:
         """Extend all times, because a host was unreachable."""
         self.look_at += seconds

@@ -41,6 +41,7 @@ _ENDED_EACH_S = 0.02  # the same per rank, for many ranks
 _CARD_S = 1.0  # interval of updates of the card
 _NOTICES_S = 1.0  # interval of checks for new notices
 _HALTS_S = 0.5  # interval of checks for stopped or hanging processes
+_CLEAN_UP_S = 10.0  # time in which a rank that cleans up is not replaced
 _LEAVE_S = 4.0  # from a press until the prompt returns, if only ranks remain that do not answer
 
 
@@ -361,7 +362,12 @@ class Watch:
         if again:
             views = self._controls.inspect(self._run)
             # A rank that cleans up ends the cell by itself, and keeps its variables.
-            self.killed = [rank for rank in self._run.pending if rank not in views or views[rank].state != "internal"]
+            may_clean_up = now - self._released_at < _CLEAN_UP_S
+            self.killed = [
+                rank
+                for rank in self._run.pending
+                if not may_clean_up or rank not in views or views[rank].state != "internal"
+            ]
             self._controls.kill(self.killed)
             self._give_up_at = now + self._end_s
         else:
@@ -456,7 +462,7 @@ class Watch:
         if longest >= hang_after_s or is_halted or self._ended.is_certain:
             longest = max(longest, self._halted_s if is_halted else 0.0)
             self.why = verdict(views)
-            self._screen.card.show(views, longest, self.why)
+            self._screen.card.show(views, longest, self.why, self._ended.ends_in_s(time.monotonic()))
             return _CARD_S
         self.why = ""
         self._screen.card.remove()

@@ -35,6 +35,7 @@ class RankView:
     store: StoreWait | None = None  # wait of the main thread at a store
     counts: Mapping[str, Any] = field(default_factory=dict)  # numbers of its operations, by name of the group in torch
     background: str = ""  # code that may start operations although the rank has ended the cell
+    is_heard: bool = True  # False: nothing is known about its code outside the cell
     may_serve: bool = False  # other ranks may call its functions by RPC
     loop: LoopFacts | None = None  # training loop of the cell
 
@@ -160,7 +161,7 @@ def left_behind(views: Views) -> dict[int, LeftBehind]:
     A message that is on its way counts as arrived. A rank that has ended the cell may still act by its threads, or if
     another rank calls its functions.
     """
-    ended = {rank for rank, view in views.items() if _cannot_act(view)}
+    ended = {rank for rank, view in views.items() if view.is_heard and _cannot_act(view)}
     blocked = _blocked(views, ended)
     if blocked and any(_can_call(view) for rank, view in views.items() if rank not in blocked):
         ended = {rank for rank in ended if not views[rank].may_serve}
@@ -189,7 +190,7 @@ def _left(views: Views, rank: int, absences: Absences, unable: set[int]) -> Left
     if (store := view.store) is not None and view.state == "running":
         others = {other for other, one in views.items() if other != rank and one.state != "died"}
         return LeftBehind(str(store), store.is_of_session) if others and others <= unable else None
-    if (operation := view.operation) is None or view.state != "waiting":
+    if (operation := view.operation) is None or view.state != "waiting" or not operation.is_awaited:
         return None
     needed = absences[rank]
     takes_any = operation.name == "recv" and operation.root is None

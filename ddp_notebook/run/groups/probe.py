@@ -108,7 +108,7 @@ def _before_the_cell(rank: int, vitals: Vitals) -> RankView:
 def _after_the_cell(rank: int, cell: int, vitals: Vitals | None, remote: OpenRemoteCalls) -> RankView:
     """Return the activity of a rank that has ended the cell."""
     if vitals is None or vitals.unread:
-        return RankView(rank=rank, state="ended", remote=remote, background="its code, which is unknown,")
+        return RankView(rank=rank, state="ended", remote=remote, is_heard=False)
     return RankView(
         rank=rank,
         state="ended",

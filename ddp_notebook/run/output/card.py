@@ -31,21 +31,25 @@ class Card:
         """Return whether there is a display to update."""
         return bool(self._display_id)
 
-    def show(self, views: Views, seconds: float, why: str) -> None:
+    def show(self, views: Views, seconds: float, why: str, ends_in_s: float | None = None) -> None:
         """Show the activity of the ranks.
 
         Args:
             views: activity by rank.
             seconds: longest wait of a rank.
             why: the verdict on the wait.
+            ends_in_s: seconds after which the cell is ended without a press; None: it is not.
         """
+        ends = self._ends
+        if ends_in_s is not None:
+            ends = f"The cell is stopped in {ends_in_s:.0f} s. {ends}"
         if not self._rate_limiter.can_update:
             if why != self._said:
                 self._said = why
-                self._rate_limiter.write("stderr", as_text(views, seconds, why, self._ends) + "\n")
+                self._rate_limiter.write("stderr", as_text(views, seconds, why, ends) + "\n")
                 self._rate_limiter.drain()
             return
-        said = seconds, why, self._ends
+        said = seconds, why, ends
         data = {"text/plain": as_text(views, *said), "text/html": as_html(views, *said)}
         if self._display_id:
             self._rate_limiter.update(data, None, self._display_id)
