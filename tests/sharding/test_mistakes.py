@@ -77,6 +77,23 @@ def test_a_check_of_a_name_reports_its_mistakes_only(ranks):
     ranks.run("x = torch.ones(2, 4)", quiet=True)
 
 
+def test_a_finding_is_shown_by_one_check_only(ranks):
+    from ddp_notebook.session_commands import compare_variables
+
+    code = (
+        "forget()\nimport torch.nn as nn\nnet = nn.Linear(1, 1)\nfor p in net.parameters(): nn.init.constant_(p, rank)"
+    )
+    ranks.run(code, quiet=True)
+    shown = "  net.weight: rank 0 and rank 1 differ by up to 1 (relative 1)"
+    assert shown in repr(compare_variables([])).split("\n")
+    assert shown in repr(compare_variables(["net"])).split("\n")
+    again = repr(compare_variables([])).split("\n")
+    assert shown not in again and again[-1] == "1 finding as before: net (%ddp_check NAME shows all)"
+    ranks.run("with torch.no_grad(): net.bias += rank", quiet=True)
+    assert shown in repr(compare_variables([])).split("\n"), "it has changed"
+    ranks.run("del net", quiet=True)
+
+
 def test_models_of_earlier_cells_come_last(ranks):
     start = (
         "import torch.nn as nn\n{0} = nn.Linear(1, 1); {0}_steps = torch.optim.SGD({0}.parameters(), lr=rank + 1.0)\n"
