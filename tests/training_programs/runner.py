@@ -159,8 +159,13 @@ def _plain(text: str) -> str:
     """Return the text of the session under a cell, without the output of the program and of torch."""
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n")
     lines = [line for line in _CLEAN.sub("", text).split("\n") if line.strip()]
-    lines = [line for line in lines if _OF_GROUP not in line]
-    return "\n".join(line for line in lines if not _OUTPUT.match(line) or "ddp_notebook: " in line)
+    kept, is_output = [], False
+    for line in lines:
+        if not line.startswith(" "):  # otherwise the line continues the one before
+            is_output = _OF_GROUP in line or (_OUTPUT.match(line) is not None and "ddp_notebook: " not in line)
+        if not is_output:
+            kept.append(line)
+    return "\n".join(kept)
 
 
 def results(programs: Iterable[Program], seed: int) -> Iterator[Result]:
