@@ -315,12 +315,15 @@ class StepFacts(StepObserver):
     def _with_models(self, held: Held, step: int, lacking: set[int]) -> None:
         """Note gradients of DDP models that were not averaged, and parameters that a backward did not use."""
         is_apart = False
+        since = {known.name: self._since_step(held, known) for _, known, _ in held.models}
+        # parameters that another model has averaged: a module may be wrapped again, and the first model still exist
+        averaged = {i for _, known, indices in held.models if since[known.name][3] for i in indices}
         for reference, known, indices in held.models:
-            counts = self._since_step(held, known)
+            counts = since[known.name]
             if counts[0] and not lacking.isdisjoint(indices):
                 if not (counts[3] and self._seen[known.name].complete):
                     self._note_unused(reference(), step)
-            elif not (counts[3] or self._unknown or lacking.issuperset(indices)):
+            elif not (counts[3] or self._unknown or (lacking | averaged).issuperset(indices)):
                 is_apart |= self._note_bypassed(held, step, reference(), indices, counts)
         if not is_apart:
             held.apart = None
