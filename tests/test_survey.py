@@ -87,7 +87,7 @@ def test_hosts_that_are_alike():
         (
             {"has_marker": False},
             "another one*",
-            "/home/ada/project of the notebook is not shared with b: .*sends it.$",
+            "/home/ada/project of the notebook is not shared with b: .*sends them.$",
             True,
         ),
         (
@@ -121,7 +121,7 @@ def test_a_host_that_is_not_reached_is_a_row():
 
 def test_what_makes_no_group_is_said_first():
     table = _table(_answer("a"), _answer("b", cores=1, torch="2.12.0"))
-    assert [line[:10] for line in repr(table).splitlines()[3:]] == ["* torch is", "* b: ranks"]
+    assert [line[:10] for line in repr(table).splitlines()[3:]] == ["* torch di", "* b: ranks"]
 
 
 def _failed(source: str, target: str, why: str = "no answer in 2 s", **more) -> Unreached:

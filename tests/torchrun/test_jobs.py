@@ -80,7 +80,7 @@ sys.stdout.write("on again\\n")
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 0, text
     assert text.count("caught RuntimeError") == 2 and text.count("on again") == 2, "a script that handles it goes on"
-    assert "has cut" in text and "#1 of group default (train.py:" in text
+    assert "has aborted" in text and "#1 of group default (train.py:" in text
 
 
 @pytest.mark.long
