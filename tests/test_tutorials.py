@@ -358,7 +358,9 @@ def test_reform_replaces_a_default_group_made_by_a_cell(session, own):
         "store = dist.distributed_c10d._get_default_store()\n"
         f"dist.destroy_process_group()\ndist.init_process_group({own})"
     )
-    assert [note.split(":")[0] for note in session.ranks.reform()] == ["the session's group of 2 ranks, again"]
+    assert [note.split(":")[0] for note in session.ranks.reform()] == [
+        "the session's group of 2 ranks is the default group again"
+    ]
     assert texts(session, _ALL_REDUCE)[0] == "0 2 tensor([3.])"
 
 
