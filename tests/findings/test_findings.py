@@ -182,6 +182,31 @@ def test_gradients_that_are_zero(run):
     ]
 
 
+def test_parameters_that_were_replaced(run):
+    code = """
+plain = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+CHANGE
+for step in range(3):
+    plain(torch.ones(4, 8)).mean().backward()
+    for p in plain.parameters(): dist.all_reduce(p.grad)
+    optimizer.step()
+    plain.zero_grad()
+"""
+    found = run(code.replace("CHANGE", "plain[0], plain[1] = torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)"))
+    assert len(found) == 1, found
+    assert found[0].startswith("step 1: optimizer was made before its parameters were replaced, as fully_shard, "), (
+        found
+    )
+    found = run(code.replace("CHANGE", "plain[1] = torch.nn.Linear(8, 2)"))
+    assert len(found) == 1 and "which no module has any more and which had no gradient" in found[0], found
+
+
+def test_a_learning_rate_of_zero(run):
+    found = run(MODEL.replace("0.05", "0.0") + LOOP.format(forward="model(x)"))
+    assert len(found) == 1 and found[0].startswith("steps 1-6: the learning rate of the optimizer was 0"), found
+
+
 EPOCHS = """
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 sampler = DistributedSampler(TensorDataset(torch.randn(32, 8)), num_replicas=2, rank=rank, shuffle=True)

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.record.training.buckets import Model
 
 _MOST_NAMES = 6
+UNKNOWN = "one of shape"  # begin of the description of a parameter without a name
 
 
 class Seen:
@@ -56,6 +57,8 @@ class Held:
         self.apart: tuple[int, str, str] | None = None  # step, model and cause of a step without averaging
         self.zero: list[int] = []  # consecutive steps with zero gradients
         self.not_zero = 0  # index of a gradient that was not zero
+        self.is_noted = False  # a step without any gradient was noted
+        self.has_no_rate = True  # the learning rate was zero in each step
         self.has_gradients = True  # at the last step
         self.idle = 0  # consecutive steps without any backward
         self.never: set[int] | None = None  # parameters that had no gradient in any step of the cell
@@ -124,6 +127,6 @@ def names_of(parameters: Iterable[torch.Tensor], namespace: Mapping[str, Any], r
     for model in [*roots, *(one for one in list(namespace.values()) if issubclass(type(one), torch.nn.Module))]:
         for name, parameter in getattr(model, "module", model).named_parameters():
             known.setdefault(id(parameter), name)
-    found = [known.get(id(p), f"one of shape {tuple(p.shape)}") for p in parameters]
+    found = [known.get(id(p), f"{UNKNOWN} {tuple(p.shape)}") for p in parameters]
     more = len(found) - _MOST_NAMES
     return [*found[:_MOST_NAMES], f"{more} more"] if more > 0 else found

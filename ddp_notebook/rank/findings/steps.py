@@ -15,6 +15,7 @@ import torch
 from ddp_notebook.rank.findings.batches import Batches
 from ddp_notebook.rank.findings.gradients import are_finite, are_zero, is_finite
 from ddp_notebook.rank.findings.held import (
+    UNKNOWN,
     Held,
     Seen,
     has_several_ranks,
@@ -111,6 +112,8 @@ class StepFacts(StepObserver):
             return list(self._facts.values())
         for held in self._of_cell:
             self._note_never(held)
+            if held.has_no_rate and held.steps >= _ZERO:
+                self.note("nothing-changed", held.first_step, last=held.first_step + held.steps - 1, cause="rate")
         has_gradients = any(len(held.never or ()) < len(held.parameters) for held in self._of_cell)
         if trains_apart and not self._backwards and not has_gradients:
             self.note("idle", 1)  # for example, a loop over the learning rates of a scheduler
@@ -199,6 +202,8 @@ class StepFacts(StepObserver):
             held.first_step = step
             self._of_cell.append(held)
         held.steps += 1
+        if held.has_no_rate:  # at most the first steps of a warm-up
+            held.has_no_rate = all(group.get("lr", 1) == 0 for group in optimizer.param_groups)
         if held.steps <= _FIRST or held.steps % _EACH == 0 or self._is_unusual(held):
             self._look_at_gradients(optimizer, held, step)
         held.backwards, held.forwards = self._backwards, self._forwards
@@ -266,6 +271,9 @@ class StepFacts(StepObserver):
             if held.idle >= _CONSECUTIVE and self._forwards > held.forwards:
                 self.note("no-gradient", step, optimizer=title, cause="no backward")
             return
+        if held.is_noted:  # the search below may take a second
+            return
+        held.is_noted = True
         if self._has_zeroed(optimizer, held):
             self.note("no-gradient", step, optimizer=title, cause="zero_grad")
             return
@@ -293,7 +301,8 @@ class StepFacts(StepObserver):
         ]
         ran = [one for one in [*ran, *roots] if any(p.grad is not None for p in one.parameters())]
         if not ran:
-            self.note("no-gradient", step, optimizer=title, cause="")
+            is_replaced = not is_in_a_module(held.parameters)
+            self.note("no-gradient", step, optimizer=title, cause="replaced" if is_replaced else "")
             return
         shapes = {p.shape for root in roots for p in root.parameters() if hasattr(p, "placements")}
         is_before = shapes.issuperset(p.shape for p in held.parameters) and not is_in_a_module(held.parameters)
@@ -396,4 +405,6 @@ class StepFacts(StepObserver):
         if not never or not held.never.isdisjoint(expected) or "unused-parameters" in self._facts:
             return
         names = names_of(never, self._namespace(), [model for model, _ in models])
-        self.note("no-gradient", held.first_step, cause="never", names=names, steps=held.steps, count=len(never))
+        is_unknown = any(name.startswith(UNKNOWN) for name in names)
+        cause = "some replaced" if is_unknown and not is_in_a_module(never) else "never"
+        self.note("no-gradient", held.first_step, cause=cause, names=names, steps=held.steps)

@@ -71,6 +71,8 @@ _NO_GRADIENT = {
     "backward() or after step()",
     "no backward": "{optimizer} has no gradients: no backward() ran since its last step; call loss.backward() before "
     "{optimizer}.step()",
+    "replaced": "{optimizer} was made before its parameters were replaced, as fully_shard, parallelize_module and new "
+    "layers do; no module has them any more, so its step changed nothing; make {optimizer} after that",
     "": "no parameter of {optimizer} has a gradient after backward(), so its step changed nothing; make it from the "
     "parameters that the loss depends on",
 }
@@ -78,10 +80,13 @@ _NO_GRADIENT = {
 
 def _no_gradient(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
-    if one["cause"] == "never":
+    if one["cause"] not in _NO_GRADIENT:
         names = _by_rank({rank: own["names"] for rank, own in details.items()})
         return _span(step, step + one["steps"] - 1), (
-            f"no gradient for {names}; use them in the loss, or freeze them with requires_grad_(False)"
+            f"the optimizer holds {names}, which no module has any more and which had no gradient; make the optimizer "
+            "after the last change of the model"
+            if one["cause"] == "some replaced"
+            else f"no gradient for {names}; use them in the loss, or freeze them with requires_grad_(False)"
         )
     return f"step {step}", _NO_GRADIENT[one["cause"]].format(**one)
 
@@ -111,6 +116,10 @@ def _unused(step: int, details: Details) -> tuple[str, str]:
 
 def _nothing_changed(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
+    if one.get("cause") == "rate":
+        return _span(step, one["last"]), (
+            "the learning rate of the optimizer was 0 in each step of this cell; set lr, or call scheduler.step()"
+        )
     return _span(step, one["last"]), (
         f"all gradients of {one['optimizer']} are zero; check the loss, and what is multiplied with it"
     )
