@@ -11,6 +11,7 @@ import torch
 from ddp_notebook.rank.group.call_site import USER
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.operators import flat
+from ddp_notebook.rank.record.training.step_observer import tell
 from ddp_notebook.stdlib import weakref
 
 _MOST = 256
@@ -40,6 +41,9 @@ class Operations:
 
     def issued(self, call: Call) -> None:
         """Add a call whose work torch returns to the user."""
+        tell(self._issued, call)
+
+    def _issued(self, call: Call) -> None:
         if call.site is None or call.site[0] is not USER or call.backward is not None or len(self._calls) >= _MOST:
             return
         at = call.kernel.at_tensors
@@ -50,6 +54,9 @@ class Operations:
 
     def waited(self, call: Call) -> None:
         """Look at the tensors of a call before its wait returns."""
+        tell(self._waited, call)
+
+    def _waited(self, call: Call) -> None:
         found = self._calls.pop(id(call), None)
         if found is None or found[0] is not call:
             return
@@ -60,6 +67,9 @@ class Operations:
 
     def forgotten(self, call: Call) -> None:
         """Note a completed call without a wait, if the user has dropped its work."""
+        tell(self._forgotten, call)
+
+    def _forgotten(self, call: Call) -> None:
         found = self._calls.pop(id(call), None)
         if found is None or found[0] is not call or call.kernel.spec.kind == "send" or not call.is_dropped:
             return
@@ -76,7 +86,7 @@ class Operations:
 
 def place_of(call: Call) -> list[tuple[str, int, str]]:
     """Return file, line and function of the user's call, and of the cell's call that led to it."""
-    _, _, code, instruction, cell, _ = call.site
+    code, instruction, cell = call.site[2:5]
     found = [(code, instruction), *([cell] if cell is not None else [])]
     return [(one.co_filename, _line(one, offset), one.co_name) for one, offset in found if one is not None]
 
