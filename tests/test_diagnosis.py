@@ -326,3 +326,26 @@ def test_hosts_are_named_where_there_are_several():
     text, page = card.as_text(seen, 5.0, verdict(seen)), card.as_html(seen, 5.0, verdict(seen))
     assert "ranks 0,1 on gpu1: waiting in barrier #1" in text and "rank 2 on gpu<2: at cell line 7" in text
     assert "<code>[0-1]</code> on gpu1</td>" in page and "<code>[2]</code> on gpu&lt;2</td>" in page
+
+
+@pytest.mark.parametrize(
+    ("thread", "remedy"),
+    [
+        ("thread 'Thread-5 (average)'", "give one of them its own group: group=dist.new_group()"),
+        (
+            "thread 'AsyncCheckpointExecutor_0'",
+            "give the checkpoint its own group: dcp.async_save(..., process_group=dist.new_group())",
+        ),
+    ],
+)
+def test_threads_that_use_one_group_at_the_same_time_are_named(thread, remedy):
+    calls = [
+        Operation(name=name, number=7, group="default", ranks=(0, 1), threads=f"the main thread and {thread}")
+        for name in ("barrier", "gather")
+    ]
+    views = {rank: RankView(rank=rank, state="waiting", operation=call) for rank, call in enumerate(calls)}
+    assert verdict(views) == (
+        "rank 0 is in barrier #7, rank 1 is in gather #7 of group default; "
+        f"the main thread and {thread} of ranks 0,1 use group default at the same time, and may start its collectives "
+        f"in another order on each rank: {remedy}"
+    )

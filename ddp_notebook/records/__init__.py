@@ -5,6 +5,7 @@
     renumbering  marker in a recording for new rank numbers
     operation    description of a collective, send or receive
     meaning      purpose of the collectives of FSDP, DTensor and DDP
+    threads      sentences about two threads that use one group
     words        sets of ranks and places in programs as text
     phases       phases in which a rank runs code of this package only
     names        names chosen by users, as messages show them

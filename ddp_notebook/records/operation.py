@@ -53,6 +53,7 @@ class Operation:
     key: str = ""  # name of the group in torch, the same on all ranks
     is_awaited: bool = True  # False: it is in progress, but perhaps no code waits for it
     limit_s: float | None = None  # seconds after which the operation raises by itself; None if unknown
+    threads: str = ""  # names of the rank's threads that have used the group at the same time; "" if none have
     pair_number: int = 0  # messages of this kind with this peer and tag, including this one; 0 if unknown
 
     @property

@@ -231,6 +231,7 @@ class Call:
             since_s=(time.monotonic_ns() - self.since_ns) / 1e9,
             key=group.name,
             limit_s=self._limit_s(),
+            threads=" and ".join(group.threads.values()) if group.has_overlapped else "",
             pair_number=self.pair_number,
         )
 

@@ -360,12 +360,7 @@ class Recorder:
                 return wait(work) if timeout is None else wait(work, timeout)
             elif self.unwaited_calls is not None:
                 unseen(self.unwaited_calls.waited, call)
-            if timeout is None and call.kernel.spec.kind != "collective" and unseen(call.is_on_cpu):
-                # gloo would use the group's initial timeout even if another one was set since. (With a timeout, NCCL
-                # blocks the thread until the device is done.)
-                group = call.group.reference()
-                timeout = None if group is None else timeout_of(group)
-            call.limit = timeout
+            call.limit = timeout = _limit(call) if timeout is None else timeout
             call.is_waited_for = not call.end_ns
             failed, began_ns = True, monotonic_ns()
             try:
@@ -419,3 +414,15 @@ class Recorder:
                     if one.layout is torch.strided and one.untyped_storage().data_ptr() == at_data:
                         return call
         return None
+
+
+def _limit(call: Call) -> timedelta | None:
+    """Return the timeout with which to wait for a call; None for that of the group when it was made.
+
+    gloo would wait for a message with the group's initial timeout even if another one was set since. (With a timeout,
+    NCCL blocks the thread until the device is done.)
+    """
+    if call.kernel.spec.kind == "collective" or not unseen(call.is_on_cpu):
+        return None
+    group = call.group.reference()
+    return None if group is None else timeout_of(group)

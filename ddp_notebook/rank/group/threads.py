@@ -11,15 +11,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ddp_notebook.records.operation import Operation
+from ddp_notebook.records.threads import advice
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import threading
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.calls import Call, Group
 
-ADVICE = "give one of them its own group: group=dist.new_group()"
-ADVICE_FOR_CHECKPOINTS = "give the checkpoint its own group: dcp.async_save(..., process_group=dist.new_group())"
-_CHECKPOINT_THREAD = "AsyncCheckpointExecutor"  # in torch's name of the thread of `dcp.async_save`
 MAIN = threading.main_thread().ident
 
 
@@ -62,15 +60,10 @@ def enter(group: Group, thread: int, waiting: Mapping[int, Call]) -> None:
             return
 
 
-def advice(is_of_checkpoint: bool) -> str:
-    """Return the remedy for two threads that use one group."""
-    return ADVICE_FOR_CHECKPOINTS if is_of_checkpoint else ADVICE
-
-
 def _warn(group: Group, thread: str, other: str, operation: Operation) -> None:
-    is_of_checkpoint = operation.origin == "checkpoint" or _CHECKPOINT_THREAD in thread + other
+    remedy = advice(thread + other, is_of_checkpoint=operation.origin == "checkpoint")
     print(
         f"ddp_notebook: {thread} starts a collective of group {group.title} while {other} is in {operation.short}. "
-        f"Ranks may start them in a different order; {advice(is_of_checkpoint)}",
+        f"Ranks may start them in a different order; {remedy}",
         file=sys.stderr,
     )

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from ddp_notebook.records.names import readable
 from ddp_notebook.records.operation import Operation
+from ddp_notebook.records.threads import advice
 from ddp_notebook.records.words import group_by_value, line_of, list_ranks
 from ddp_notebook.run.groups.reasons import LoopFacts, StoreWait, in_stores, is_on_its_way, loop_facts, missing_message
 from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls
@@ -232,11 +233,26 @@ def verdict(views: Views) -> str:
         return _in_calls(views) or _silent(views) or in_stores(views) or _in_children(views)
     for find in (_gone, _mismatch, _different_tensors, _failed, _ended, _outside, _each_other, _not_arrived):
         if sentence := find(views, waiting):
-            return sentence
-    return in_stores(views)
+            return sentence + _in_threads(waiting, "; ")
+    return in_stores(views) or _in_threads(waiting)
 
 
 Waiting = Mapping[int, Operation]
+
+
+def _in_threads(waiting: Waiting, start: str = "") -> str:
+    """Describe threads that have used one group at the same time; "" if there are none.
+
+    Args:
+        start: text before the sentence.
+    """
+    found = group_by_value({rank: (op.group, op.threads) for rank, op in waiting.items() if op.threads})
+    for (group, threads), ranks in found.items():
+        return (
+            f"{start}{threads} of {list_ranks(ranks)} use group {readable(group)} at the same time, and may start its "
+            f"collectives in another order on each rank: {advice(threads)}"
+        )
+    return ""
 
 
 def _awaited(views: Views, waiting: Waiting, states: set[str]) -> tuple[list[int], list[int], Operation | None]:

@@ -18,7 +18,8 @@ from ddp_notebook.rank.group.guard.board import Board
 from ddp_notebook.rank.group.guard.ledger import SLOTS, Difference, Ledger
 from ddp_notebook.rank.group.identities import Identities
 from ddp_notebook.rank.group.modules import ROOT
-from ddp_notebook.rank.group.threads import MAIN, advice, name_of
+from ddp_notebook.rank.group.threads import MAIN, name_of
+from ddp_notebook.records.threads import advice
 
 _IN = " in "  # before the name of a thread, which is empty for threads of C++
 _OF_CHECKPOINT = "plan of a checkpoint"
@@ -156,7 +157,7 @@ class Order:
             f"collective #{call.number} of group {group.title} is not the same on all ranks: {'; '.join(parts)}. "
         )
         if has_threads:
-            remedy = advice(_OF_CHECKPOINT in mine + theirs)
+            remedy = advice(mine + theirs, is_of_checkpoint=_OF_CHECKPOINT in mine + theirs)
             sentence += f"Two threads use this group, and each rank starts their calls in another order: {remedy}. "
         elif not found.is_operation:
             sentence += "The sizes are equal, so both would get a mixture of the two. "
