@@ -274,7 +274,7 @@ def test_after_a_stop_messages_are_counted_from_the_beginning(session):
         session.run(
             "dist.send(torch.ones(2), 1) if rank == 0 else dist.recv(torch.ones(2), 0)\n"
             "if rank == 0: dist.recv(torch.ones(3), 1)",
-            timeout_s=3,
+            timeout_s=10,
         )
     code = "dist.send(torch.ones(5), 1 - rank) if rank else dist.recv(torch.ones(5), 1)\n"
     assert session.run(code + "dist.recv(torch.ones(4), 0) if rank else dist.send(torch.ones(4), 1)", timeout_s=20).ok

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from ddp_notebook.rank.cell.current_line import OURS
 from ddp_notebook.rank.cell.exceptions import chain
+from ddp_notebook.rank.imports import after_import
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, functools, os, traceback, weakref
 
@@ -96,7 +97,7 @@ EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
 
 def install(shell: Any) -> None:
     """Make `exit()`, `quit()`, `breakpoint()` and debuggers raise an error with a remedy."""
-    _note_formatted_frames()
+    after_import("stack_data", _note_formatted_frames)  # IPython 7 does not use it
     shell.ask_exit = _refuse_exit
     sys.breakpointhook = pdb.set_trace = _refuse_breakpoint
     dist.breakpoint = _refuse_distributed_breakpoint  # the version of torch increases the timeouts of all groups
@@ -268,8 +269,7 @@ def _clear_frames(at: TracebackType | None) -> None:
 
 def _note_formatted_frames() -> None:
     """Keep track of IPython's objects for formatted frames. A search through all objects would take seconds."""
-    if (stack_data := sys.modules.get("stack_data")) is None:  # IPython 7 does not use it
-        return
+    stack_data = sys.modules["stack_data"]
     original = stack_data.FrameInfo.__init__
 
     @functools.wraps(original)
