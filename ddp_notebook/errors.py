@@ -61,7 +61,9 @@ __all__ = [
 _MOST_SHOWN = 4  # different errors shown for one cell
 COLORS = re.compile(r"\x1b\[[0-9;]*m")  # ANSI colours in tracebacks of ranks
 _LONG = 100  # longer lines that differ only in numbers are shown once
-_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+# A number, or the name of a parameter with its number, such as `layers.0.weight`.
+_NUMBER = re.compile(r"(?<![\w./-])((?:[A-Za-z_]\w*\.)*\d+\.[A-Za-z_*][\w.*]*)|0x[0-9a-f]+|\d+")
+_LONGEST = 700  # characters of an error's line; the middle of a longer one is left out
 _CAUSE = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)(:|$)")  # the traceback line that names the error
 
 
@@ -145,12 +147,19 @@ def _in_a_line(summary: str) -> str:
                 return f"{first} {line}"
     if more and first.endswith(":"):
         first, *more = f"{first} {more[0]}", *more[1:]
+    if len(first) > _LONGEST:
+        first = f"{first[: _LONGEST // 7]} ... {first[-_LONGEST * 6 // 7 :]}"
     return f"{first} ..." if more else first
 
 
 def _alike(texts: Mapping[int, str], longer_than: int = 0) -> list[list[int]]:
-    """Group ranks with equal texts. Texts longer than `longer_than` may differ in numbers."""
-    return [*group_by_value({r: _NUMBER.sub("0", t) if len(t) > longer_than else t for r, t in texts.items()}).values()]
+    """Group ranks with equal texts. Texts longer than `longer_than` may differ in numbers, but not in names with
+    numbers."""
+
+    def shown(text: str) -> str:
+        return _NUMBER.sub(lambda found: found[1] or "0", text) if len(text) > longer_than else text
+
+    return [*group_by_value({rank: shown(text) for rank, text in texts.items()}).values()]
 
 
 class RankError(DDPNotebookError):

@@ -21,6 +21,7 @@ cell/               runs one cell, with everything that ipykernel does around a 
 group/              process groups: observe, compare, abort and reconnect their operations
 rpc/                calls between ranks, in cells that can run again
 sharding/           the rank's shards of distributed models
+torch_errors/       the catalogue of torch's errors, with cause and fix
 resize/             changes the number of ranks
 survive/            training that continues when a rank dies
 findings/           facts about training steps, for findings

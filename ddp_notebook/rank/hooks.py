@@ -11,7 +11,9 @@ matters here:
   one, since it notes the module that sharding reads.
 - `recording` comes before `findings`, which follows its steps, and before `rpc`, which writes its calls to the
   recording's event buffer.
-- `survive` comes last. In a new process it waits for variables of another rank before a cell's code runs.
+- `survive` comes after those that prepare a cell. In a new process it waits for variables of another rank before a
+  cell's code runs.
+- `torch_errors` comes last. Other features explain errors of their own subject first.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ FEATURES = {
     "files": "ddp_notebook.rank.files",
     "resize": "ddp_notebook.rank.resize.feature",
     "survive": "ddp_notebook.rank.survive.feature",
+    "torch_errors": "ddp_notebook.rank.torch_errors.feature",
 }
 
 

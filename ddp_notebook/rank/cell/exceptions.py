@@ -51,26 +51,34 @@ def with_type(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def message_with_note(error: BaseException) -> str:
-    """Return the message of an exception, with its first note after the first line.
+def message_with_note(error: BaseException, message: str | None = None) -> str:
+    """Return the message of an exception, with its first and its last note after the first line.
 
-    A pipeline names the failed stage in a note.
+    A pipeline names the failed stage in a note. The last note explains an error of torch.
+
+    Args:
+        error: the exception.
+        message: its message, if its `__str__` must not run.
 
     Example:
         >>> error = RuntimeError("no")
         >>> error.add_note("in stage 1")
         >>> message_with_note(error)
         'no (in stage 1)'
+        >>> error.add_note("pass 2")
+        >>> message_with_note(error)
+        'no (in stage 1; pass 2)'
         >>> (error := MemoryError()).add_note("rank 0 has no memory left")
         >>> message_with_note(error)
         'rank 0 has no memory left'
     """
-    message = words(error)
+    message = words(error) if message is None else message
     notes = notes_of(error)
     if not notes or type(notes[0]) is not str:
         return message
+    shown = "; ".join([notes[0], *(one for one in notes[1:][-1:] if type(one) is str)])
     first, end, rest = message.lstrip().partition("\n")
-    return bounded(f"{first} ({notes[0]}){end}{rest}" if first else notes[0])
+    return bounded(f"{first} ({shown}){end}{rest}" if first else shown)
 
 
 def notes_of(error: BaseException) -> list[Any]:

@@ -110,7 +110,9 @@ class Tracebacks:
 
         User code could not be interrupted here.
         """
-        return self._said[1] if self._said is not None and self._said[0] is failure else known_words(failure)
+        if self._said is not None and self._said[0] is failure:
+            return self._said[1]
+        return message_with_note(failure, known_words(failure))
 
     def text_to_show(self, content: dict[str, Any]) -> str:
         """Process a traceback that IPython shows.
@@ -165,12 +167,6 @@ class Tracebacks:
             return
         if self.of_magics.will_raise():
             return
-        self.of_magics.hide_frames(error)
-        isolation.end_traceback_at_user(error)
-        error.__traceback__ = _without_runner(error.__traceback__)
-        if exc_tuple is not None:
-            exc_tuple = type(error), error, error.__traceback__
-        self._left_out = _leave_out_frames(error)
         ends_cell = self._ends_cell()
         if ends_cell and not isinstance(error, KeyboardInterrupt):
             self.failure = self.failure or error
@@ -178,6 +174,13 @@ class Tracebacks:
         try:
             self.is_formatting = True
             with reserve.lent():  # the cell may have exhausted descriptors or memory
+                self._add_note(error)  # before frames are removed: the cause may be in them
+                self.of_magics.hide_frames(error)
+                isolation.end_traceback_at_user(error)
+                error.__traceback__ = _without_runner(error.__traceback__)
+                if exc_tuple is not None:
+                    exc_tuple = type(error), error, error.__traceback__
+                self._left_out = _leave_out_frames(error)
                 self._show_whole(error, ends_cell, exc_tuple, *args, **kwargs)
         except FormattingStopped:
             self._was_stopped = True
@@ -189,10 +192,12 @@ class Tracebacks:
             self._where.failed = ""
             self._left_out = 0
 
-    def _show_whole(self, error: BaseException, ends_cell: bool, *args: Any, **kwargs: Any) -> None:
+    def _add_note(self, error: BaseException) -> None:
         with contextlib.suppress(Exception):  # raised by an uncooperative user object
             if (note := self._explain(error)) and note not in notes_of(error):
                 error.add_note(note)
+
+    def _show_whole(self, error: BaseException, ends_cell: bool, *args: Any, **kwargs: Any) -> None:
         try:
             self._format(*args, **kwargs)
             if ends_cell:
