@@ -18,10 +18,6 @@ _NO_GPU = "These ranks have no GPU: replace cuda by `device`"
         ("torch.ones(2).cuda()", _NO_GPU),
         ("torch.ones(2).to(f'cuda:{rank}')", _NO_GPU),
         ("torch.cuda.set_device(rank)", _NO_GPU),
-        (
-            "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), device_ids=[rank])",
-            "The model is on the CPU: remove device_ids",
-        ),
         ("raise ValueError('x')", ""),
     ],
 )
@@ -34,9 +30,7 @@ def test_what_a_tutorial_for_gpus_does_on_a_cpu(session, code, says):
 
 def test_a_group_that_is_not_there(session):
     session.run("dist.destroy_process_group()")
-    with pytest.raises(
-        RankError, match=r"initialized.*\nIt was destroyed on these ranks: call dist.init_process_group\(\)"
-    ):
+    with pytest.raises(RankError, match=r"initialized.*because it was destroyed: dist.init_process_group\(\)"):
         session.run("dist.barrier()")
     session.run("dist.init_process_group()\ndist.barrier()")
 

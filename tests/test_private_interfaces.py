@@ -732,3 +732,24 @@ def test_multiprocessing_uses_the_folder_that_a_rank_sets(tmp_path, monkeypatch)
     config = process.current_process()._config  # type: ignore[attr-defined]
     monkeypatch.setitem(config, "tempdir", str(tmp_path))
     assert util.get_temp_dir() == str(tmp_path)
+
+
+def test_torch_raises_its_errors_in_these_functions():
+    """The catalogue of torch's errors finds causes by these functions and by their local variables."""
+    from torch.distributed import distributed_c10d
+    from torch.distributed.checkpoint import state_dict_loader
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+    from torch.distributed.rpc import api
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data._utils import collate
+
+    places = {
+        distributed_c10d: ("get_group_rank", "_canonicalize_group_rank", "_check_not_self_rank", "_object_to_tensor"),
+        FSDPState: ("_lazy_init",),
+        DistributedDataParallel: ("_pre_forward", "_log_and_throw"),
+        api: ("_require_initialized",),
+        collate: ("default_collate", "collate_tensor_fn"),
+    }
+    assert [name for holder, names in places.items() for name in names if not hasattr(holder, name)] == []
+    assert {"src", "group"} <= set(inspect.unwrap(distributed_c10d.broadcast).__code__.co_varnames)
+    assert "planner" in inspect.unwrap(state_dict_loader._load_state_dict).__code__.co_varnames

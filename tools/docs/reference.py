@@ -1,8 +1,8 @@
-"""Write the reference pages of magics and options from their declarations.
+"""Write the reference pages of magics, options and errors of torch from their declarations.
 
-    python -m tools.docs.reference    writes docs/reference/magics.md and docs/reference/options.md
+    python -m tools.docs.reference    writes magics.md, options.md and torch_errors.md in docs/reference
 
-A test compares both pages with the declarations.
+A test compares the pages with the declarations.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 
 from ddp_notebook.launch.options import ELSEWHERE, LOCAL, TABLE, Option, StartOptions
 from ddp_notebook.magics import _MAGICS
+from ddp_notebook.rank.torch_errors import catalogue
+from ddp_notebook.rank.torch_errors.entry import Entry
 from ddp_notebook.run.magic_help import sections
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "reference"
@@ -35,11 +37,45 @@ Every option of every magic, as `%ddp_help NAME` prints them.
 |---|---|---|---|---|---|---|
 """
 _ALL = (LOCAL, *ELSEWHERE)
+_TORCH_ERRORS_HEAD = """# Errors of torch
+
+If a rank raises one of these errors of PyTorch, ddp_notebook adds the cause and the fix below torch's own text. The
+sentence uses facts of that rank: names of parameters and modules, ranks of the group, and arguments of the call. If the
+facts do not fit, or the error is not in this list, it is shown as torch raised it. Values are in braces, and `...` is
+text that differs.
+
+Rows under NCCL need GPUs; their tests have not been run. [Error messages](messages.md) lists the errors of
+ddp_notebook itself.
+"""
 
 
 def pages() -> Mapping[Path, str]:
     """Return the text of each generated page by its path."""
-    return {_FOLDER / "magics.md": magics_page(), _FOLDER / "options.md": options_page()}
+    return {
+        _FOLDER / "magics.md": magics_page(),
+        _FOLDER / "options.md": options_page(),
+        _FOLDER / "torch_errors.md": torch_errors_page(),
+    }
+
+
+def torch_errors_page() -> str:
+    """Return the page of torch's errors: a table for each area."""
+    parts = [_TORCH_ERRORS_HEAD]
+    for area, entries in catalogue.AREAS.items():
+        rows = "\n".join(map(_torch_error_row, entries))
+        parts.append(f"## {area}\n\n| error of torch | cause | fix |\n|---|---|---|\n{rows}\n")
+    return "\n".join(parts)
+
+
+def _torch_error_row(entry: Entry) -> str:
+    message = " ".join(entry.text.replace(":d}", "}").replace("{}", "...").replace("`", "'").split())
+    cause, fix = (one.replace("!r}", "}").replace("{{", "{").replace("}}", "}") for one in (entry.cause, entry.fix))
+    return f"| `{entry.kind.split()[0]}: {message}` | {_plain(cause)} | {_plain(fix)} |".replace("||", "\\|\\|")
+
+
+def _plain(text: str) -> str:
+    """Return text without Markdown: `*`, `_` and `<` stand for themselves."""
+    return text.replace("*", "\\*").replace("<", "\\<").replace("_", "\\_").replace("[", "\\[").replace("|", "\\|")
 
 
 def magics_page() -> str:

@@ -24,14 +24,6 @@ _ADVICE = (  # pattern of the error message, advice
         "These ranks have no GPU: replace cuda by `device` and `.cuda()` by `.to(device)`, and remove set_device. "
         "`device` is the rank's own GPU if it has one.",
     ),
-    (
-        re.compile(r"device_ids .*type='cpu'"),
-        "The model is on the CPU: remove device_ids, or move the model with .to(device) if that is a GPU.",
-    ),
-    (
-        re.compile(r"Default process group has not been initialized"),
-        "It was destroyed on these ranks: call dist.init_process_group() on all of them to create it again.",
-    ),
 )
 
 
