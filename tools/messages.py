@@ -72,10 +72,11 @@ SUBJECTS = {
     "start, hosts and connections": ("launch", "wire", "records"),
     "commands": ("session.py", "session_commands.py", "magics.py", "line_parser.py", "__main__.py"),
 }
-# Folders and files whose texts are no messages: lessons, labels of figures, HTML, names of operations.
+# Folders and files whose texts are no messages: lessons, labels of figures, HTML, names of operations. The errors of
+# torch have a page of their own (`tools/docs/reference.py`).
 _NO_MESSAGES = (
     *("lessons", "messages/", "observe/figures", "observe/trace", "run/lint/groups.py", "records/meaning.py"),
-    *("run/output/slots.py", "run/magic_lines.py", "launch/options.py", "widgets/simulated"),
+    *("run/output/slots.py", "run/magic_lines.py", "launch/options.py", "widgets/simulated", "rank/torch_errors"),
 )
 # Calls whose texts are help, descriptions for pictures, patterns, or a log that is off unless it is asked for.
 _NO_MESSAGE_CALLS = {
