@@ -10,7 +10,7 @@ from torch.distributed import get_backend, get_rank, is_initialized
 
 from ddp_notebook.rank.torch_errors import names
 from ddp_notebook.rank.torch_errors.entry import Entry, Values
-from ddp_notebook.rank.torch_errors.raised import Raised
+from ddp_notebook.rank.torch_errors.raised import Raised, variables
 
 _C10D = r"^torch\.distributed\.distributed_c10d:"
 _ROOT = _C10D + "_canonicalize_group_rank$"
@@ -41,7 +41,7 @@ def _outside_of_group(raised: Raised, _: Mapping[str, str]) -> Values | None:
 
 def _named(raised: Raised, _: Mapping[str, str]) -> Values | None:
     for argument in ("src", "dst"):
-        if any(argument in frame.f_locals for frame in raised.frames if frame.f_code.co_name == raised.operation):
+        if any(argument in variables(frame) for frame in raised.frames if frame.f_code.co_name == raised.operation):
             return {"operation": raised.operation, "argument": argument}
     return None
 

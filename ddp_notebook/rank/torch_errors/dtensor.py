@@ -10,7 +10,7 @@ import torch
 
 from ddp_notebook.rank.torch_errors import names
 from ddp_notebook.rank.torch_errors.entry import Entry, Values
-from ddp_notebook.rank.torch_errors.raised import Raised
+from ddp_notebook.rank.torch_errors.raised import Raised, variables
 
 _TENSOR = r"^torch\.distributed\.tensor\."
 _NUMBERS = r"^torch\.nn\."
@@ -20,7 +20,7 @@ def _modules(raised: Raised) -> list[torch.nn.Module]:
     """Return the modules whose forwards are in the traceback, the outermost first."""
     found: list[torch.nn.Module] = []
     for frame in raised.frames:
-        module: Any = frame.f_locals.get("self")
+        module: Any = variables(frame).get("self")
         if issubclass(type(module), torch.nn.Module) and not any(one is module for one in found):
             found.append(module)
     return found

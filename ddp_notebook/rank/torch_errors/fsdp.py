@@ -9,7 +9,7 @@ import torch
 
 from ddp_notebook.rank.torch_errors import names
 from ddp_notebook.rank.torch_errors.entry import Entry, Values
-from ddp_notebook.rank.torch_errors.raised import Raised
+from ddp_notebook.rank.torch_errors.raised import Raised, variables
 
 _FSDP = r"^torch\.distributed\.fsdp\._fully_shard\."
 _MIXED = "aten.{operator} got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor"
@@ -97,9 +97,9 @@ def _sharded_into_whole(raised: Raised, _: Mapping[str, str]) -> Values | None:
 
 def _without_call(raised: Raised, _: Mapping[str, str]) -> Values | None:
     """Return the method of a sharded model that was called without the model's own call, which gathers it."""
-    called = [frame.f_locals.get("self") for frame in raised.frames if frame.f_code.co_name == "_call_impl"]
+    called = [variables(frame).get("self") for frame in raised.frames if frame.f_code.co_name == "_call_impl"]
     for frame in raised.frames:
-        model = frame.f_locals.get("self")
+        model = variables(frame).get("self")
         if not type(model).__name__.startswith("FSDP") or not isinstance(model, torch.nn.Module):
             continue
         own = torch.nn.Module.parameters(model)
@@ -110,7 +110,7 @@ def _without_call(raised: Raised, _: Mapping[str, str]) -> Values | None:
 
 def _whole_input(raised: Raised, _: Mapping[str, str]) -> Values | None:
     for frame in reversed(raised.frames):
-        module, given = frame.f_locals.get("self"), frame.f_locals.get("input")
+        module, given = variables(frame).get("self"), variables(frame).get("input")
         if isinstance(module, torch.nn.Module) and isinstance(given, torch.Tensor):
             own = [one for one in torch.nn.Module.parameters(module) if names.is_sharded(one)]
             return {"module": type(module).__name__} if own and not names.is_sharded(given) else None

@@ -9,6 +9,7 @@ import torch
 from torch.distributed import get_process_group_ranks, get_world_size
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_notebook.rank.torch_errors.raised import variables
 from ddp_notebook.records.words import format_ranks
 
 _MOST = 6
@@ -103,8 +104,8 @@ def of_tensors(wanted: Sequence[torch.Tensor], frames: Iterable[Any]) -> str:
     for frame in frames:
         if str(frame.f_globals.get("__name__", "")).startswith("torch"):
             continue
-        for variables in (frame.f_locals, frame.f_globals):
-            models = [one for one in list(variables.values()) if issubclass(type(one), torch.nn.Module)]
+        for values in (variables(frame), frame.f_globals):
+            models = [one for one in list(values.values()) if issubclass(type(one), torch.nn.Module)]
             for model in models:
                 named = list(torch.nn.Module.named_parameters(model))
                 found = [name for name, one in named if id(one) in ids]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_notebook.rank.torch_errors.entry import Entry, Values
-from ddp_notebook.rank.torch_errors.raised import Raised
+from ddp_notebook.rank.torch_errors.raised import Raised, variables
 from ddp_notebook.stdlib import re
 
 _PIPELINING = r"^torch\.distributed\.pipelining\."
@@ -21,7 +21,7 @@ def _schedule(raised: Raised, found: Mapping[str, str]) -> Values:
 
 def _self(frame: Any, module: str) -> Any:
     is_of = frame.f_globals.get("__name__") == f"torch.distributed.pipelining.{module}"
-    return frame.f_locals.get("self") if is_of else None
+    return variables(frame).get("self") if is_of else None
 
 
 def _other_batch(_: Raised, found: Mapping[str, str]) -> Values | None:

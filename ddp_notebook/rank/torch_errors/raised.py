@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator, Sequence
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from traceback import StackSummary
 from types import FrameType
@@ -19,6 +21,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MODULES = ("builtins", "pickle", "_pickle", "torch", "_queue")
 # A frame whose last instruction is none of these has called a function in C, which raised the error.
 _OF_PYTHON = ("RAISE_VARARGS", "RERAISE", "YIELD_VALUE", "RESUME", "SEND", "FOR_ITER")
+_UNSHARED = 3  # references to a dictionary that only its frame has: of the frame, a local variable and an argument
 _IN_WORKER = re.compile(r"Caught (?P<kind>\w+) in DataLoader worker process \d+\.\nOriginal Traceback .*?\n", re.DOTALL)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line \d+, in (?P<function>\S+)$', re.MULTILINE)
 
@@ -56,7 +59,7 @@ class Raised:
         """
         for frame in reversed(self.frames):
             if re.search(function, _place(frame)):
-                return frame.f_locals.get(name)
+                return variables(frame).get(name)
         return None
 
     def has(self, function: str) -> bool:
@@ -75,8 +78,20 @@ class Raised:
         """Return the first of these arguments that the called function of `torch.distributed` has."""
         for frame in self.frames:
             if frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d":
-                return next((frame.f_locals[name] for name in names if name in frame.f_locals), None)
+                return next((variables(frame)[name] for name in names if name in variables(frame)), None)
         return None
+
+
+def variables(frame: FrameType) -> Mapping[str, Any]:
+    """Return the local variables of a frame. The frame itself keeps no second reference to them."""
+    found = frame.f_locals
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return found  # the namespace of a module or a class
+    values = dict(found)
+    # Before Python 3.13 this is a copy that the frame keeps, even after `frame.clear`. `locals()` returns the same one.
+    if sys.version_info < (3, 13) and sys.getrefcount(found) == _UNSHARED:
+        found.clear()
+    return values
 
 
 def find(error: BaseException) -> Iterator[Raised]:
