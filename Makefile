@@ -47,7 +47,7 @@ NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/librarie
     tests/recording/test_scripts.py tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
 .PHONY: help demo lab test test-fast test-unit checks tests-compiled tests-in-workers tests-of-hosts tests-of-times units-beside lint lint-js types \
-    test-js test-long test-matrix tests-without-ranks tests-of-ranks tests-of-recording tests-of-private-interfaces cluster-tools bench dist docs wheelhouse clean
+    test-js test-long test-matrix tests-without-ranks tests-of-ranks tests-of-recording tests-of-private-interfaces tests-of-torch-errors cluster-tools bench dist docs wheelhouse clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal, and write a page with its monitor"
@@ -118,6 +118,10 @@ tests-of-recording:
 # With each combination of versions in tests/matrix, or with some: make test-matrix MATRIX="newest colab"
 test-matrix: $(INSTALLED) $(MONITOR)
 	$(BIN)/python -m tests.matrix $(MATRIX)
+
+# Torch changes its texts: each program of the catalogue, with the torch of this environment.
+tests-of-torch-errors:
+	$(PYTEST) -m "long or not long" tests/torch_errors
 
 tests-of-private-interfaces:
 	$(PYTEST) tests/test_private_interfaces.py
