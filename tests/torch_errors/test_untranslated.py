@@ -154,6 +154,11 @@ def test_a_similar_error_stays_as_it_is(ranks, name, tmp_path):
     with pytest.raises(RankError) as failed:
         ranks.run(code, quiet=True, timeout_s=60)
     assert sentences_in(failed, code) == []
+    ranks.run(_NO_CHILDREN, quiet=True, timeout_s=30)
+
+
+# Workers of a DataLoader notice after up to 5 s that their loader is gone.
+_NO_CHILDREN = "import multiprocessing\nwhile multiprocessing.active_children(): time.sleep(0.1)"
 
 
 def test_a_sentence_would_be_found(ranks):
