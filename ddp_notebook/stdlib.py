@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import base64 as base64
     import contextlib as contextlib
     import ctypes as ctypes
+    import errno as errno
     import faulthandler as faulthandler
     import fcntl as fcntl
     import functools as functools
@@ -37,8 +38,11 @@ if TYPE_CHECKING:
     import pickle as pickle
     import queue as queue
     import re as re
+    import resource as resource
+    import select as select
     import signal as signal
     import socket as socket
+    import stat as stat
     import struct as struct
     import threading as threading
     import time as time
@@ -62,7 +66,7 @@ COPIED = {
         "json",
     ),
     *("logging", "math", "os", "pickle", "queue", "re", "signal", "socket", "struct", "threading", "time", "traceback"),
-    "weakref",
+    *("errno", "resource", "select", "stat", "weakref"),
 }
 # Classes and functions of these modules use public names of their module: `WeakKeyDictionary` uses `weakref.ref`. So a
 # copy of their names is not enough, and they are executed a second time. They share no state.

@@ -139,6 +139,11 @@ STREAMS = {
     "streams in memory": "import io, sys; sys.stdout, sys.stderr = io.StringIO(), io.StringIO()",
     "a redirection that is left": "import contextlib, io; contextlib.redirect_stdout(io.StringIO()).__enter__()",
     "stdout in ASCII": "import sys; sys.stdout.reconfigure(encoding='ascii', errors='strict', line_buffering=False)",
+    "streams whose flush raises": (
+        "import sys\nclass Stops:\n    def write(self, text): return len(text)\n    def flush(self): raise KeyboardInterrupt\n"
+        "class Exits(Stops):\n    def flush(self): raise SystemExit(3)\nsys.stdout, sys.stderr = Stops(), Exits()"
+    ),
+    "streams without methods": "import sys; sys.stdout.flush = sys.stderr.flush = sys.stderr.write = None",
     "a broken pipe": "import os; r, w = os.pipe(); os.dup2(w, 1); os.dup2(w, 2); os.close(r); os.close(w)",
     "no stdin": "import os, sys; sys.stdin = None; os.close(0)",
     "pipes that do not block": "import os; os.set_blocking(1, False); os.set_blocking(2, False)",
@@ -227,6 +232,18 @@ MODULES = {
         "import weakref\nfor n in ('ref', 'KeyedRef', 'WeakKeyDictionary', 'WeakValueDictionary', 'WeakSet', 'proxy'): "
         "setattr(weakref, n, None)"
     ),
+    "math": "import math\nfor n in [n for n in dir(math) if not n.startswith('__')]: setattr(math, n, None)",
+    "selectors": (
+        "import select, selectors\n"
+        "for m in (selectors, selectors.EpollSelector, select):\n"
+        "    for n in [n for n in dir(m) if not n.startswith('_')]: setattr(m, n, None)"
+    ),
+    "heapq and contextvars": "import contextvars, heapq\nfor n in heapq.__all__: setattr(heapq, n, None)\ncontextvars.copy_context = contextvars.Context = None",
+    "os.path": (
+        "import genericpath, posixpath\nfor m in (genericpath, posixpath):\n"
+        "    for n in m.__all__: callable(getattr(m, n)) and setattr(m, n, None)"
+    ),
+    "os.stat": "import os; os.stat = os.lstat = os.fspath = os.fsencode = os.fsdecode = None",
     "contextlib and functools": (
         "import contextlib, functools\ncontextlib.suppress = contextlib.contextmanager = contextlib.ExitStack = None\n"
         "functools.partial = functools.wraps = functools.lru_cache = None"
@@ -250,6 +267,12 @@ INTERPRETER = {
         "import sys\ndef trace(frame, event, arg):\n    if frame.f_code.co_name != 'begun': 1 / 0\nsys.settrace(trace)"
     ),
     "a profile function": "import sys, threading\nsys.setprofile(lambda *_: None); threading.setprofile(lambda *_: None)",
+    "functions of sys": (
+        "import sys\nfor n in ('_getframe', '_current_frames', 'getrecursionlimit', 'setrecursionlimit', 'gettrace', 'settrace', "
+        "'getprofile', 'setprofile', 'getsizeof', 'intern', 'getswitchinterval', 'is_finalizing'): setattr(sys, n, None)"
+    ),
+    "another sys.modules": "import sys; sys.modules = {}",
+    "no sys.modules": "import sys; sys.modules = None",
     "excepthook": "import sys, threading\nsys.excepthook = threading.excepthook = sys.unraisablehook = None",
     "displayhook": "import sys; sys.displayhook = None",
     "no garbage collection": "import gc; gc.disable(); gc.set_threshold(0); gc.freeze()",
@@ -316,6 +339,7 @@ ENVIRONMENT = {
     "a limit of file size": "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, (0, -1)); signal.signal(signal.SIGXFSZ, signal.SIG_IGN)",
     "another process group": "import os\ntry: os.setpgid(0, 0)\nexcept OSError: pass",
     "locale": "import locale; locale.setlocale(locale.LC_ALL, 'C')",
+    "no functions of resource": "import resource; resource.getrlimit = resource.setrlimit = resource.getrusage = None",
     "low priority": "import os; os.nice(5)",
     "a limit of processor time": (
         "import resource, signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_CPU, (1, -1))"
@@ -346,6 +370,12 @@ LOOPS = {
     "an exception handler of the loop": "import asyncio; asyncio.get_running_loop().set_exception_handler(lambda *_: 1 / 0)",
     "a handler of signals of the loop": "import asyncio, signal; asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print)",
     "no readers": "import asyncio\nloop = asyncio.get_running_loop()\nfor n in range(1024): loop.remove_reader(n); loop.remove_writer(n)",
+    "a loop without selector and queue": "import asyncio\nloop = asyncio.get_running_loop(); loop._selector = loop._ready = None",
+    "a loop without methods": (
+        "import asyncio\nloop = asyncio.get_running_loop()\n"
+        "for n in ('call_soon', 'call_soon_threadsafe', '_run_once', 'time', '_process_events', '_add_reader'): setattr(loop, n, None)"
+    ),
+    "a loop without wakeup sockets": "import asyncio\nloop = asyncio.get_running_loop(); loop._ssock.close(); loop._csock.close()",
     "a debugged loop": "import asyncio; asyncio.get_running_loop().set_debug(True)",
     "a task factory that fails": "import asyncio; asyncio.get_running_loop().set_task_factory(lambda *_, **__: 1 / 0)",
     "no executor": "import asyncio\nloop = asyncio.get_running_loop(); loop.run_in_executor = loop.create_task = loop.call_later = loop.call_at = None",
@@ -404,8 +434,8 @@ FAIL_WHILE = {
     ("torch: torch functions", "an operation"),
     ("interpreter: another __builtins__", "a long call"),
 }
-# torch cannot create a group without the functions that these programs have replaced.
-FORM_NO_GROUP = {"torch: torch functions"}
+# A group cannot be created without the functions that these programs have replaced.
+FORM_NO_GROUP = {"torch: torch functions", "modules: os.path", "modules: os.stat"}
 # The text of these programs is redirected, also in the next cell.
 SILENT = {"streams: stdout in a file", "streams: streams in memory", "streams: a redirection that is left"}
 

@@ -18,7 +18,7 @@ def test_split_messages_arrive_whole_and_in_order():
     for size in (1, 7, len(stream)):
         read_end, write_end = os.pipe()
         came: list[Message] = []
-        inbox = Inbox(read_end, came.append, on_lost=lambda head: pytest.fail(str(head)))
+        inbox = Inbox(read_end, came.append, on_lost=lambda head, _: pytest.fail(str(head)))
         assert inbox.read(), "empty is not the end"
         for at in range(0, len(stream), size):
             os.write(write_end, stream[at : at + size])

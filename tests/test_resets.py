@@ -81,6 +81,32 @@ def test_names_that_ipython_needs_are_not_pushed(session):
     assert said[1].result == "2" and said[1].stderr == ""
 
 
+NEEDED = {  # (module or class, name, what failed)
+    "contextlib": ("contextlib", "_GeneratorContextManager", "IPython could not run this cell"),
+    "ast": ("ast", "Expr", "IPython could not run this cell"),
+    "sys": ("sys", "exc_info", "IPython could not run this cell"),
+    "linecache": ("linecache", "checkcache", ""),
+    "asyncio": ("asyncio.tasks", "ensure_future", ""),
+    "math": ("math", "ceil", "the event loop of this rank failed"),
+}
+
+
+@pytest.mark.parametrize(("owner", "name", "failed"), NEEDED.values(), ids=list(NEEDED))
+def test_needed_functions_are_put_back_after_a_failure(session, capsys, owner, name, failed):
+    session.run(f"import {owner}; owner = {owner}" if "(" not in owner else f"owner = {owner}")
+    session.run(f"kept = owner.{name}; owner.{name} = None")
+    for code in ("rank + 1", "1 / 0"):
+        with contextlib.suppress(RankError):
+            session.run(code, timeout_s=10)
+    with pytest.raises(RankError, match="ZeroDivisionError: division by zero"):
+        session.run("1 / 0", timeout_s=10)
+    said = capsys.readouterr()
+    assert f"{failed} after " in said.err + said.out if failed else "put back" not in said.err + said.out
+    later = session.run(f"had, owner.{name} = owner.{name} is kept, kept; rank + 1, had", timeout_s=10)
+    assert [later[rank].result for rank in (0, 1)] == [f"(1, {bool(failed)})", f"(2, {bool(failed)})"]
+    assert [row.state for row in session.status().rows] == ["idle"] * 2
+
+
 _REPLACES = """
 import os, threading, time
 def replace(number):

@@ -35,6 +35,8 @@ _OF_SESSION = {
     "session.record(vlues=1)": "record() has no argument 'vlues'",
     "session.trace(5)": "path must be text or a path, got 5",
     "session.trace('a\\0b')": "path must end in a valid file name such as run.npz, got 'a\\x00b'",
+    "session.trace('\\ud800')": "path must end in a valid file name such as run.npz, got '\\ud800'",
+    "session.trace('x' * 300)": "path must end in a valid file name such as run.npz, got 'xxx",
     "session.recording.save('')": "path must end in a valid file name such as run.npz, got ''",
     "session.recording.collectives(since='x')": "since must be a whole number, got 'x'",
     "session.files.fetch('a', to='b\\0')": "to must be a folder name without null characters, got 'b\\x00'",

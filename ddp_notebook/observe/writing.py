@@ -21,9 +21,14 @@ def in_a_folder(path: str | os.PathLike[str]) -> Path:
     if not isinstance(given := os.fspath(path) if isinstance(path, os.PathLike) else path, str):
         raise UsageError(f"path must be text or a path, got {path!r:.60}")
     path = Path(given).expanduser()
-    if not path.name or "\0" in given:
-        raise UsageError(f"path must end in a valid file name such as run.npz, got {given!r}")
-    if not path.parent.is_dir():
+    try:
+        is_valid = bool(path.name) and b"\0" not in os.fsencode(path)
+        has_folder = is_valid and path.parent.is_dir() and [path.is_dir()]  # the latter raises if the name is too long
+    except (OSError, ValueError):  # the name is too long, or contains half of a surrogate pair
+        is_valid, has_folder = False, []
+    if not is_valid:
+        raise UsageError(f"path must end in a valid file name such as run.npz, got {given!r:.60}")
+    if not has_folder:
         raise UsageError(f"the folder {str(path.parent)!r} for {path.name} does not exist; create it first")
     return path
 

@@ -88,7 +88,7 @@ class RankEngine(IPEngine):
         """Serve until the host server or a client stops the engine.
 
         The event loop restarts if a callback of a cell stops it or raises SystemExit. It also restarts if it failed
-        because a thread replaced a function in `builtins`.
+        after a cell or a thread replaced a function that it needs.
         """
         loop: Any = self.loop
         run = loop.asyncio_loop.run_forever
@@ -102,7 +102,7 @@ class RankEngine(IPEngine):
                         raise
                     write_to_stderr("ddp_notebook: SystemExit in a callback of the event loop does not end a rank")
                 except Exception:
-                    if self._is_to_end or self._rank is None or not self._rank.put_replaced_back():
+                    if self._is_to_end or self._rank is None or not self._rank.put_modules_back():
                         raise
                 if not self._publishers:  # ipyparallel stopped the loop: the kernel does not exist yet
                     return

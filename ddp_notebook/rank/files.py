@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import stat
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from ddp_notebook.messages.files import ListFiles, ReadFiles
 from ddp_notebook.messages.ranks import Pulled
 from ddp_notebook.rank.cell.exceptions import with_type
 from ddp_notebook.rank.hooks import Feature
-from ddp_notebook.stdlib import json, os
+from ddp_notebook.stdlib import json, os, stat
 
 
 class CannotFetchError(Exception):

@@ -167,6 +167,7 @@ class Rank:
         while not self._to_do.empty():
             self._on_message(self._to_do.get())
         isolation.protect_exits()
+        runner.keep_modules()
         self._loop.call_soon(self.agent.send, Ready())
 
     def _handlers(self, runner: Runner) -> dict[type[Message], Callable[[Any], object]]:
@@ -210,7 +211,17 @@ class Rank:
         if self._loop is None:
             self._to_do.put(message)
         else:
-            self._loop.call_soon_threadsafe(self._handle, message)
+            self._call_in_main(self._handle, message)
+
+    def _call_in_main(self, function: Callable[..., object], *args: Any) -> None:
+        """Call a function in the event loop of the main thread, even if a cell has replaced functions of asyncio."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except Exception:
+            if not self.put_modules_back():
+                raise
+            self._loop.call_soon_threadsafe(function, *args)
 
     def _lose(self, message: Lost) -> bool:
         self._network.on_message(message)
@@ -236,7 +247,7 @@ class Rank:
         is_in_cell = self._core.between.put(partial(self._at_step, message))
         if not is_in_cell and self._loop is not None:
             kernel = RankEngine.instance().kernel
-            self._loop.call_soon_threadsafe(kernel_api.run_in_turn, kernel, self._answer_between_cells)
+            self._call_in_main(kernel_api.run_in_turn, kernel, self._answer_between_cells)
         return True
 
     def _on_asked(self, *, flush: bool) -> None:
@@ -285,10 +296,22 @@ class Rank:
         """See `Runner.put_replaced_back`."""
         return self.runner is not None and self.runner.put_replaced_back()
 
-    def _on_lost_cell(self, head: bytes) -> None:
-        """End a cell whose code could not be read for lack of memory. Otherwise the notebook would wait for it."""
+    def put_modules_back(self) -> bool:
+        """Restore what the event loop needs after it has failed. Return whether anything was restored."""
+        if self.runner is None:
+            return False
+        builtins_changed = self.runner.put_replaced_back()
+        return self.runner.put_modules_back("the event loop of this rank failed") or builtins_changed
+
+    def _on_lost_cell(self, head: bytes, error: Exception) -> None:
+        """End a cell that could not begin. Otherwise the notebook would wait for it.
+
+        Args:
+            head: first bytes of the message.
+            error: MemoryError, or the exception of a function that an earlier cell has replaced.
+        """
         if (found := _CELL.match(head)) and self.runner is not None:
-            self.runner.lose(int(found[1]))
+            self.runner.lose(int(found[1]), error)
 
     def _handle(self, message: Message) -> None:
         if (handle := self._in_main.get(type(message))) is not None:

@@ -28,6 +28,6 @@ def settle(folder: str) -> None:
 
 def restore() -> None:
     """Make the folder again if a cleaner has removed it."""
-    if _folder and not os.path.isdir(_folder):
-        with contextlib.suppress(Exception):  # `multiprocessing` then reports that it cannot make a socket
+    with contextlib.suppress(Exception):  # `multiprocessing` then reports that it cannot make a socket
+        if _folder and not os.path.isdir(_folder):
             private.restore(_folder)

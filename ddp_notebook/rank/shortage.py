@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import tempfile
 from collections.abc import Collection
 
@@ -10,7 +9,7 @@ from ddp_notebook.rank import reserve
 from ddp_notebook.rank.cell.exceptions import chain
 from ddp_notebook.records import shortages
 from ddp_notebook.records.shortages import DESCRIPTORS, DISK, MEMORY, PROCESSES, SHM
-from ddp_notebook.stdlib import contextlib, os
+from ddp_notebook.stdlib import contextlib, os, resource
 
 _OF_NETWORKS = ("nfs", "cifs", "smb", "fuse", "lustre", "ceph", "gpfs", "afs", "9p", "beegfs")
 _rank = -1
@@ -23,23 +22,37 @@ def settle(rank: int) -> None:
 
 
 def of_error(error: BaseException) -> str:
-    """Return a sentence that explains an error by an exhausted resource; "" if there is none."""
+    """Return a sentence that explains an error by an exhausted resource; "" if there is none or it cannot be found."""
     wanted: set[str] = set()
     paths: list[str] = []
     has_failed = False
-    for one in chain(error):
-        kinds = shortages.kinds(one)
-        has_failed |= kinds == {MEMORY}
-        wanted |= kinds
-        paths += shortages.places(one)
-    return "; ".join(_look(wanted, paths, has_failed=has_failed)) if wanted else ""
+    try:
+        for one in chain(error):
+            kinds = shortages.kinds(one)
+            has_failed |= kinds == {MEMORY}
+            wanted |= kinds
+            paths += shortages.places(one)
+        return "; ".join(_look(wanted, paths, has_failed=has_failed)) if wanted else ""
+    except MemoryError:
+        raise
+    except Exception:  # a cell has replaced a function that the check needs
+        return ""
 
 
 def now() -> list[str]:
-    """Return a sentence for each exhausted resource. Takes about 1 ms.
+    """Return a sentence for each exhausted resource; [] if they cannot be checked. Takes about 1 ms.
 
     The agent's thread calls it and must never block, so network file systems are skipped.
     """
+    try:
+        return _now()
+    except MemoryError:
+        raise
+    except Exception:  # as in `of_error`
+        return []
+
+
+def _now() -> list[str]:
     paths = [SHM]
     with contextlib.suppress(OSError):
         paths.insert(0, tempfile.gettempdir())  # this searches for a folder at its first call

@@ -13,14 +13,12 @@ determines which resources are checked.
 
 from __future__ import annotations
 
-import errno
-import resource
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ddp_notebook.records.units import size
-from ddp_notebook.stdlib import contextlib, os
+from ddp_notebook.stdlib import contextlib, errno, os, resource
 
 SHM = "/dev/shm"
 DESCRIPTORS, MEMORY, PROCESSES, DISK, SHARED = "descriptors", "memory", "processes", "disk", "shared memory"

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import mmap
 import secrets
-import stat
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_notebook.stdlib import ctypes, fcntl, os, weakref
+from ddp_notebook.stdlib import ctypes, fcntl, os, stat, weakref
 
 _WRITE_BYTES = 64 << 20  # bytes per call; Linux writes at most 2 GB in one call
 _MAP_FAILED = ctypes.c_void_p(-1).value

@@ -3,6 +3,7 @@
 inbox             pipe from which the rank reads cells
 runner            runs one cell, with everything that ipykernel does around it
 interpreter       restores the state of the Python interpreter after a cell
+needed_modules    restores functions of modules after the event loop or IPython failed
 isolation         operations that a cell must not perform, and objects that it must not leave
 signal_handlers   signals of the session, and SIGINT and SIGTERM from other processes
 phases            phases in which the main thread runs code of this package only

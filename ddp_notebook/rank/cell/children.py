@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import platform
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from sys import _current_frames
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -86,7 +86,7 @@ class Children:
         """Return the current wait of the main thread; None if it does not wait for a child process. Thread-safe."""
         if (wait := self._wait) is not None:
             return wait
-        frame, is_halted = sys._current_frames().get(self._main), False
+        frame, is_halted = _current_frames().get(self._main), False
         pid, command = _in_subprocess(frame) or (_in_system_call(), "")
         if pid == 0 and self._waits() and (pid := next(filter(is_stopped, _children_of(os.getpid())), 0)):
             kind = "DataLoader worker" if _is_in_data_loader(frame) else "worker process"

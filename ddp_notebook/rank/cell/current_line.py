@@ -8,10 +8,10 @@ from __future__ import annotations
 import importlib.util
 import site
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from sys import _current_frames
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -96,7 +96,7 @@ class CurrentLine:
             thread: id of the thread; 0 for the main thread.
         """
         for _ in range(_WALKS):  # retry: if a call returns while its frames are read, the walk ends too early
-            frame = sys._current_frames().get(thread or self._main)
+            frame = _current_frames().get(thread or self._main)
             if frame is not None and (place := self.of_frame(frame)):
                 return self.with_words(place, thread)
         return "" if thread else self._of_task()
@@ -137,7 +137,7 @@ class CurrentLine:
         Args:
             frame: frame to check; None for the innermost frame of the main thread.
         """
-        innermost = frame = frame or sys._current_frames().get(self._main)
+        innermost = frame = frame or _current_frames().get(self._main)
         if innermost is None or not innermost.f_code.co_filename.startswith(_WAITS):
             return None
         while frame is not None and frame.f_code.co_filename not in self.cells:
@@ -150,13 +150,13 @@ class CurrentLine:
 
     def is_in_torch(self, frame: FrameType | None = None) -> bool:
         """Return whether this frame (default: the main thread's innermost one) is in torch. Thread-safe."""
-        frame = frame or sys._current_frames().get(self._main)
+        frame = frame or _current_frames().get(self._main)
         return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
 
     @property
     def is_in_event_loop(self) -> bool:
         """Return whether the main thread waits in its event loop. Thread-safe."""
-        frame = sys._current_frames().get(self._main)
+        frame = _current_frames().get(self._main)
         caller = None if frame is None else frame.f_back
         return caller is not None and caller.f_code.co_filename == asyncio.base_events.__file__
 

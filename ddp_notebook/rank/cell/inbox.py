@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ddp_notebook.messages.encoding import Message, decode
 from ddp_notebook.rank import reserve
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import fcntl, logging, os, time
+from ddp_notebook.stdlib import contextlib, fcntl, logging, os, time
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 16
@@ -22,10 +22,10 @@ class Inbox:
     Args:
         fd: read end of the pipe.
         handle: called with each message, in the reader's thread.
-        on_lost: called with the first bytes of a message that did not fit into memory.
+        on_lost: called with the first bytes of a message that could not be handled, and the exception.
     """
 
-    def __init__(self, fd: int, handle: Callable[[Message], None], on_lost: Callable[[bytes], None]) -> None:
+    def __init__(self, fd: int, handle: Callable[[Message], None], on_lost: Callable[[bytes, Exception], None]) -> None:
         self._fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
         os.close(fd)
         os.set_blocking(self._fd, False)
@@ -60,8 +60,9 @@ class Inbox:
             return
         try:
             reserve.use_patiently(lambda: self._extend(begin, end), time.monotonic() + _PATIENCE_S)
-        except MemoryError:
-            self._lose(bytes(self._line[:_HEAD_BYTES] or self._buffer[begin : begin + _HEAD_BYTES]))
+        except MemoryError as error:
+            self._lose(bytes(self._line[:_HEAD_BYTES] or self._buffer[begin : begin + _HEAD_BYTES]), error)
+            self._is_losing, self._line = True, bytearray()
 
     def _extend(self, begin: int, end: int) -> None:
         with memoryview(self._buffer) as view, view[begin:end] as piece:
@@ -73,22 +74,12 @@ class Inbox:
             self._is_losing = False
             return
         try:
-            message = reserve.use_patiently(lambda: decode([line]), time.monotonic() + _PATIENCE_S)
-        except MemoryError:
-            self._lose(bytes(line[:_HEAD_BYTES]))
-            self._is_losing = False
-            return
-        except Exception:  # the next lines are separate messages
-            _log.exception("a message was lost: %.200r", bytes(line[:_HEAD_BYTES]))
-            return
-        try:
-            self._handle(message)
-        except MemoryError:
-            self._lose(bytes(line[:_HEAD_BYTES]))
-            self._is_losing = False
-        except Exception:
-            _log.exception("a message was lost: %.200r", bytes(line[:_HEAD_BYTES]))
+            self._handle(reserve.use_patiently(lambda: decode([line]), time.monotonic() + _PATIENCE_S))
+        except Exception as error:  # the next lines are separate messages
+            self._lose(bytes(line[:_HEAD_BYTES]), error)
 
-    def _lose(self, head: bytes) -> None:
-        self._is_losing, self._line = True, bytearray()
-        reserve.use_patiently(lambda: self._on_lost(head))
+    def _lose(self, head: bytes, error: Exception) -> None:
+        if not isinstance(error, MemoryError):
+            with contextlib.suppress(Exception):  # a cell has replaced a function of `logging`
+                _log.error("a message was lost: %.200r", head, exc_info=error)
+        reserve.use_patiently(lambda: self._on_lost(head, error))

@@ -11,13 +11,14 @@ import builtins
 import operator
 import sys
 from collections.abc import Callable, Mapping
+from sys import getprofile, getrecursionlimit, gettrace, setprofile, setrecursionlimit, settrace
 from types import MethodType
 from typing import Any
 
 import zmq
 
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import COPIED, asyncio, os
+from ddp_notebook.stdlib import COPIED, asyncio, contextlib, os, socket
 
 _OF_PROGRAMS = {"print", "input", "open", "__import__", "_"}  # programs commonly replace these; `_` is a translation
 _NEEDED = ("ddp_notebook", "sys", *COPIED)  # modules that the rank itself needs
@@ -65,10 +66,10 @@ class Interpreter:
             self.keep_reader(wakes.fileno(), self._loop._read_from_self)  # type: ignore[attr-defined]
         self._builtins = _Kept(vars(builtins), vars(builtins))
         self._import: Any = builtins.__import__  # the last `__import__` that worked
+        self._all_modules = sys.modules
         self._modules = sys.modules.copy()
         self._get_needed = operator.itemgetter(*filter(_is_needed, self._modules))
-        self._observers = ((sys.gettrace, sys.settrace), (sys.getprofile, sys.setprofile))
-        self._set_limit, self._limit = sys.setrecursionlimit, sys.getrecursionlimit()
+        self._limit = getrecursionlimit()
         self._threading = sys.modules["threading"]
         threads = {name: value for name, value in vars(self._threading).items() if callable(value)}
         threads |= dict.fromkeys(("_trace_hook", "_profile_hook"))  # hooks for new threads
@@ -88,7 +89,7 @@ class Interpreter:
 
     def put_back(self) -> list[str]:
         """Restore the interpreter state. Return lines about restored names that later cells would miss."""
-        for get, set_to in self._observers:
+        for get, set_to in ((gettrace, settrace), (getprofile, setprofile)):
             if get() is None:
                 continue
             try:
@@ -96,24 +97,46 @@ class Interpreter:
             except BaseException:  # raised by the removed function
                 set_to(None)
         lines = [*self.put_builtins_back("while this cell ran"), *self.put_threading_back("while this cell ran")]
+        if sys.modules is not self._all_modules:  # imports and libraries use the one or the other
+            sys.modules = self._all_modules
         try:
             self._get_needed(sys.modules)
         except KeyError:  # a module is missing
             self._put_modules_back()
-        if sys.getrecursionlimit() < _RECURSION_LIMIT:
-            self._set_limit(self._limit)
+        if getrecursionlimit() < _RECURSION_LIMIT:
+            setrecursionlimit(self._limit)
         if getattr(self._loop, "_stopping", False):  # the cell called `loop.stop()`, which would end the rank
             self._loop._stopping = False  # type: ignore[attr-defined]
-        readers = self._loop._selector.get_map()  # type: ignore[attr-defined]
-        for fd, callback in self._readers.items():
-            if fd not in readers:
-                self._loop._add_reader(fd, callback)  # type: ignore[attr-defined]  # the public one refuses the loop's own
+        with contextlib.suppress(Exception):  # an attribute of the loop was replaced: it fails, and is restored
+            self._put_readers_back()
         for name, hook in self._hooks.items():
             if not callable(getattr(sys, name, None)):
                 setattr(sys, name, hook)
         if self._zmq.has_changed:
             vars(zmq).update(self._zmq.values)
         return lines
+
+    def _put_readers_back(self) -> None:
+        wakes: Any = getattr(self._loop, "_ssock", None)
+        if wakes is not None and -1 in (wakes.fileno(), self._loop._csock.fileno()):  # type: ignore[attr-defined]
+            self._renew_wakeup_sockets(wakes)
+        readers = self._loop._selector.get_map()  # type: ignore[attr-defined]
+        for fd, callback in self._readers.items():
+            if fd not in readers:
+                self._loop._add_reader(fd, callback)  # type: ignore[attr-defined]  # the public one refuses the loop's own
+
+    def _renew_wakeup_sockets(self, closed: Any) -> None:
+        """Replace the closed sockets by which other threads wake the event loop."""
+        loop: Any = self._loop
+        for one in (closed, loop._csock):
+            one.close()
+        for fd in [fd for fd, call in self._readers.items() if call == loop._read_from_self]:
+            del self._readers[fd]
+            loop._selector.unregister(fd)  # the new sockets may get this number
+        loop._ssock, loop._csock = sockets = socket.socketpair()
+        for one in sockets:
+            one.setblocking(False)
+        self.keep_reader(loop._ssock.fileno(), loop._read_from_self)
 
     def put_threading_back(self, when: str) -> list[str]:
         """Restore names in `threading` without which no thread can start. Return lines about them.

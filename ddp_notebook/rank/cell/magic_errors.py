@@ -8,8 +8,8 @@ as with any other error.
 from __future__ import annotations
 
 import runpy
-import sys
 from collections.abc import Callable, Iterator
+from sys import _getframe
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -52,7 +52,7 @@ class MagicErrors:
 
     def will_raise(self) -> bool:
         """Return whether a magic will raise the current error, so that IPython need not show it."""
-        frame: FrameType | None = sys._getframe(1)
+        frame: FrameType | None = _getframe(1)
         while frame is not None and not self._is_cell(frame.f_code.co_filename):
             if frame.f_code is MagicErrors._run_cell.__code__:
                 return True

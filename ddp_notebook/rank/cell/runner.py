@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from sys import exc_info
 from types import FrameType
 from typing import Any
 
+from IPython.core.error import InputRejected
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from torch.distributed import is_initialized
 
@@ -15,8 +17,9 @@ from ddp_notebook.messages.ranks import CellDone, Comm, Display, InputReply, Int
 from ddp_notebook.rank import pymp, reserve, shortage
 from ddp_notebook.rank.cell import isolation, kernel_api, phases, transforms
 from ddp_notebook.rank.cell.current_line import OURS
-from ddp_notebook.rank.cell.exceptions import FormattingStopped, known_words, notes_of, words
+from ddp_notebook.rank.cell.exceptions import FormattingStopped, first_line, known_words, notes_of, words
 from ddp_notebook.rank.cell.interpreter import Interpreter, put_names_back, write_to_stderr
+from ddp_notebook.rank.cell.needed_modules import NeededModules, replaced
 from ddp_notebook.rank.cell.outgoing import Outgoing
 from ddp_notebook.rank.cell.signal_handlers import SignalHandlers
 from ddp_notebook.rank.cell.stdin import Stdin
@@ -50,6 +53,7 @@ _PARTS_OF_SHELL = (
     "kernel",
     "payload_manager",
 )
+_OF_CODE = (SyntaxError, ValueError, MemoryError, RecursionError, InputRejected)  # errors of the compiler
 _SHOWN = {"display_data", "execute_result", "update_display_data", "clear_output", "error"}
 
 
@@ -123,11 +127,27 @@ class Runner:
         names = self._shell.user_ns
         self._needed = {name: names[name] for name in IPYTHON_NAMES if name in names}
         self._collects = False  # a failed cell may have left objects in reference cycles
+        self._modules: NeededModules | None = None
         self._parts_of_shell = {name: part for name in _PARTS_OF_SHELL if (part := getattr(self._shell, name, None))}
 
     def keep_reader(self, fd: int, callback: Callable[[], object]) -> None:
         """Make the event loop read this file descriptor again if a cell removed its reader."""
         self._interpreter.keep_reader(fd, callback)
+
+    def keep_modules(self) -> None:
+        """Take a snapshot of the modules that the rank needs. Call it after the last patch, before the first cell."""
+        self._modules = NeededModules(asyncio.get_running_loop())
+
+    def put_modules_back(self, failed: str) -> bool:
+        """Restore replaced functions and classes of modules that the rank needs. Return whether there were any.
+
+        Args:
+            failed: clause about the failure: "the event loop of this rank failed".
+        """
+        names = [] if self._modules is None else self._modules.put_back()
+        if names:
+            write_to_stderr(f"ddp_notebook: {failed} after {replaced(names)}")
+        return bool(names)
 
     def submit(self, cell: RunCell) -> None:
         """Queue a cell. Call it on the event loop."""
@@ -213,16 +233,15 @@ class Runner:
         pid = os.getpid()
         self.running = (cell.cell, time.monotonic())
         self._interrupted = False  # before the next line: a later interrupt belongs to this cell and must not be lost
+        done: CellDone | float
         try:
             phases.start_cell(lambda: reserve.use_patiently(lambda: self._begin(cell), time.monotonic() + _PATIENCE_S))
-        except MemoryError:
-            reserve.use_patiently(lambda: self.lose(cell.cell))
-            return
-        try:
             done = await self._run_guarded(cell)
         except MemoryError:
             reserve.use_patiently(lambda: self.lose(cell.cell))
             return
+        except Exception as problem:  # a cell has replaced a function that the start of a cell needs
+            done = _ended_by(problem, cell.cell)
         finally:
             if os.getpid() != pid:  # child process forked by the cell: it must not use the rank's sockets
                 sys.stdout.flush()
@@ -262,19 +281,21 @@ class Runner:
         pymp.restore()
         self._streams.begin()
 
-    def lose(self, cell: int) -> None:
-        """Report a cell that ended due to missing memory before or after its own code.
+    def lose(self, cell: int, problem: Exception | None = None) -> None:
+        """Report a cell that ended before or after its own code, usually due to missing memory.
 
         Blocks until memory is available.
+
+        Args:
+            problem: None for missing memory.
         """
         if self.running is not None and self.running[0] == cell:
             self.running = None
-        try:
-            why = shortage.of_error(MemoryError())
-        except MemoryError:
-            why = ""
-        why = why or "this process has no memory left"
-        done = CellDone(cell=cell, status="error", duration_s=0.0, ename="MemoryError", evalue=why, traceback=[why])
+        if problem is None or isinstance(problem, MemoryError):
+            done = _without_memory(cell)
+        else:
+            self.put_modules_back("this cell could not begin")
+            done = _ended_by(problem, cell)
         reserve.use_patiently(lambda: self._streams.end(cell))
         reserve.use_patiently(lambda: self._send(done))
 
@@ -294,6 +315,7 @@ class Runner:
             failure = _of_compiler(error)
             if failure is error:
                 self._tracebacks.show_escaped()
+                self._put_modules_back(failure)
         finally:
             self._may_raise = False
             self._task = None
@@ -336,6 +358,7 @@ class Runner:
         try:
             self._end_hooks()
             if result is not None:
+                self._put_modules_back(result.error_before_exec)
                 failure = result.error_before_exec or result.error_in_exec
             failure = self._tracebacks.what_ended(failure)
             payload, has_group = self._take_payload(), is_initialized() or not had_group
@@ -359,17 +382,13 @@ class Runner:
             isolation.put_names_back(shell.user_ns, self.names)
         except BaseException as problem:  # raised by a user object; the cell must still end
             self._network.release.end()
-            lines = _lines_of(problem)
-            name, why = type(problem).__name__, shortage.of_error(problem)
-            done = CellDone(
-                cell=cell.cell,
-                status="error",
-                duration_s=duration_s,
-                ename=name,
-                evalue=why,
-                traceback=[*lines, *filter(None, [why])],
-            )
+            done = _ended_by(problem, cell.cell, duration_s)
         return done
+
+    def _put_modules_back(self, failure: BaseException | None) -> None:
+        """Restore modules that IPython needs if it failed before it ran the code of a cell."""
+        if isinstance(failure, Exception) and not isinstance(failure, _OF_CODE):
+            self.put_modules_back("IPython could not run this cell")
 
     def _end_hooks(self) -> None:
         for name, ends in self._hooks.cell_ends:
@@ -409,7 +428,7 @@ class Runner:
         try:
             transformed = self._shell.transform_cell(code)
         except Exception:
-            problem = sys.exc_info()
+            problem = exc_info()
         return {"transformed_cell": transformed, "preprocessing_exc_tuple": problem}
 
     def _after_code(self, result: ExecutionResult | None) -> None:
@@ -431,7 +450,7 @@ class Runner:
 
     def _say_replaced(self, when: str, lines: list[str]) -> None:
         lines += put_names_back(self._shell.user_ns, self._needed, when)
-        if not isinstance(sys.exc_info()[1], MemoryError):  # otherwise IPython had no memory to restore its own names
+        if not isinstance(exc_info()[1], MemoryError):  # otherwise IPython had no memory to restore its own names
             for line in lines:
                 write_to_stderr(line)
 
@@ -595,6 +614,32 @@ class Runner:
         key = ("display", handle) if msg_type == "update_display_data" and handle is not None else None
         display = Display(cell=cell, msg_type=msg_type, content=content, place=0)
         self._outgoing.send(display, bundle_chars(content.get("data") or {}), key)
+
+
+def _without_memory(cell: int) -> CellDone:
+    """Return the end of a cell for which this process had no memory."""
+    try:
+        why = shortage.of_error(MemoryError())
+    except MemoryError:
+        why = ""
+    why = why or "this process has no memory left"
+    return CellDone(cell=cell, status="error", duration_s=0.0, ename="MemoryError", evalue=why, traceback=[why])
+
+
+def _ended_by(problem: BaseException, cell: int, duration_s: float = 0.0) -> CellDone:
+    """Return the end of a cell whose start or end raised an exception, for example in a replaced function."""
+    try:
+        lines, why = _lines_of(problem), shortage.of_error(problem)
+    except Exception:  # it cannot be formatted either
+        lines, why = [first_line(problem)], ""
+    return CellDone(
+        cell=cell,
+        status="error",
+        duration_s=duration_s,
+        ename=type(problem).__name__,
+        evalue=why or known_words(problem),
+        traceback=[*lines, *filter(None, [why])],
+    )
 
 
 def _lines_of(problem: BaseException) -> list[str]:

@@ -8,8 +8,8 @@ loader worker or a shell command is only affected by the actions of its rank.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from sys import _current_frames
 from types import CodeType, FrameType
 from typing import Any
 
@@ -151,7 +151,7 @@ class SignalHandlers:
 
 
 def _is_running(code: CodeType, thread: int) -> bool:
-    frame = sys._current_frames().get(thread)
+    frame = _current_frames().get(thread)
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame is not None

@@ -89,7 +89,7 @@ class Streams:
         for stream in self._writers if is_ours else (*now, out, err):
             try:
                 stream.flush()
-            except Exception:  # a closed or broken stream of the user
+            except BaseException:  # a closed or broken stream of the user; it may raise KeyboardInterrupt
                 pass
 
     def _show_partial_lines(self) -> None:
@@ -112,9 +112,10 @@ class Streams:
 
 
 def _can_write(stream: Any) -> bool:
-    """Return whether a stream accepts text. A cell may have closed, detached, deleted or replaced it."""
+    """Return whether a stream accepts text. A cell may have closed, detached, deleted or replaced it or its methods."""
     try:
         stream.write("")
-    except Exception:
+        stream.flush()
+        return not getattr(stream, "closed", False)
+    except BaseException:  # including KeyboardInterrupt and SystemExit: neither may end the rank
         return False
-    return not getattr(stream, "closed", False)

@@ -6,8 +6,8 @@ are formatted.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
+from sys import _getframe, exc_info
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -23,6 +23,8 @@ from ddp_notebook.rank.cell.exceptions import (
     known_words,
     message_with_note,
     notes_of,
+    with_type,
+    words,
 )
 from ddp_notebook.rank.cell.magic_errors import MagicErrors
 from ddp_notebook.rank.cell.truncation import bounded
@@ -157,7 +159,7 @@ class Tracebacks:
         if threading.get_ident() != self._main:
             self._format(exc_tuple, *args, **kwargs)
             return
-        error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
+        error = exc_info()[1] if exc_tuple is None else exc_tuple[1]
         if self._is_stopped():
             # `Output.__exit__` of ipywidgets shows any exception and suppresses it for the surrounding code
             self.is_hidden = isinstance(error, KeyboardInterrupt | asyncio.CancelledError) and not self._ends_cell()
@@ -205,8 +207,11 @@ class Tracebacks:
         except Exception:  # raised by `__str__` of the error, which ipykernel calls; IPython tolerates it
             if not ends_cell:
                 raise
-            self._said = error, f"<{type(error).__name__}.__str__ failed>"
-            lines = self._shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
+            self._said = error, words(error)
+            try:
+                lines = self._shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
+            except Exception:  # a cell has replaced a function that IPython needs
+                lines = [with_type(error)]
             self.of_cell += bounded("\n".join(lines)).split("\n")
 
     def _ends_cell(self) -> bool:
@@ -215,7 +220,7 @@ class Tracebacks:
         It does not if code of the running cell displays a failing object or runs another cell, or in a callback of
         `shell.events`.
         """
-        frame: FrameType | None = sys._getframe(1)
+        frame: FrameType | None = _getframe(1)
         if threading.get_ident() != self._main or not self._is_running():
             return False
         while frame is not None:

@@ -6,7 +6,7 @@ longer, since its hash is computed each time.)
 
 from __future__ import annotations
 
-import sys
+from sys import _current_frames, _getframe
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -81,7 +81,7 @@ def origin(depth: int = 1) -> str:
     Args:
         depth: number of frames to skip, starting with the caller.
     """
-    frame: FrameType | None = sys._getframe(depth)
+    frame: FrameType | None = _getframe(depth)
     while frame is not None:
         maker = _maker_of(frame)
         if maker and maker is not _NOBODY:
@@ -113,7 +113,7 @@ class CallSites:
         to a cell again.
         """
         try:
-            frame: FrameType | None = sys._getframe(depth)
+            frame: FrameType | None = _getframe(depth)
         except ValueError:  # in a thread that C++ has started
             return REDUCER, None, None, 0, None, "", 0
         assert frame is not None
@@ -121,7 +121,7 @@ class CallSites:
         near = self._near.get(id(first))
         if near is not None:
             try:
-                user = sys._getframe(depth + near[0])
+                user = _getframe(depth + near[0])
             except ValueError:  # in a thread that starts here
                 user = frame
             if user.f_code.co_filename in self._cells:
@@ -217,7 +217,7 @@ class CallSites:
 
     def of_thread(self, thread: int) -> SiteFields:
         """Return the call site of a thread that waits for other threads' calls, such as a backward pass of autograd."""
-        frame, api = sys._current_frames().get(thread), None
+        frame, api = _current_frames().get(thread), None
         while frame is not None:
             code, maker = frame.f_code, _maker_of(frame)
             if maker is USER:

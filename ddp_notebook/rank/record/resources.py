@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import psutil
 import torch
 
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import contextlib, math, os, time
+from ddp_notebook.stdlib import contextlib, math, os, resource, time
 
 # Readings per second of all idle ranks on a core: 64 ranks on two cores took 2 % of `pass` with one reading a second
 # each.

@@ -15,8 +15,8 @@ The message is not sent over RPC, because an agent does not even process answers
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from sys import _current_frames
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import autograd
@@ -185,7 +185,7 @@ def _backwards() -> list[int]:
     Distributed autograd starts these passes in C++, not as calls of functions.
     """
     found = []
-    for thread, innermost in sys._current_frames().items():
+    for thread, innermost in _current_frames().items():
         frame = innermost
         while frame.f_back is not None:
             frame = frame.f_back

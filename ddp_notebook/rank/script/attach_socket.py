@@ -9,13 +9,12 @@ No other data uses this connection, so a notebook that does not read cannot bloc
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable
 from pathlib import Path
 
 from ddp_notebook.messages.first_messages import Admitted, ObserveScript, Refused, Replaced
 from ddp_notebook.registry import entries, unix_sockets
-from ddp_notebook.stdlib import logging, os, socket, threading
+from ddp_notebook.stdlib import logging, os, select, socket, threading
 
 _GREETING_S = 2.0  # timeout for the first message of a notebook
 _LOOK_S = 2.0  # interval of the check whether a cleaner has removed the socket

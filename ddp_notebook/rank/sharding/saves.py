@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -15,7 +14,7 @@ from torch.distributed import get_process_group_ranks, is_initialized
 from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.sharding.observed_functions import after
 from ddp_notebook.rank.sharding.replicas import ranks_along
-from ddp_notebook.stdlib import os, socket, threading
+from ddp_notebook.stdlib import os, socket, stat, threading
 
 _MOST = 100  # maximum number of recorded saves per cell
 _MOST_TENSORS = 10_000

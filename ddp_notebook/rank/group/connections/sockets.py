@@ -10,12 +10,11 @@ connections by itself: ranks need not exchange ports, and an unrelated socket wi
 
 from __future__ import annotations
 
-import stat
 import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
-from ddp_notebook.stdlib import contextlib, os, re, socket
+from ddp_notebook.stdlib import contextlib, os, re, socket, stat
 
 _FDS, _FDS_INFO = "/proc/self/fd", "/proc/self/fdinfo"
 # Source: https://docs.kernel.org/filesystems/proc.html (fdinfo, eventpoll files)
