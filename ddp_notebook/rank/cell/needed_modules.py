@@ -52,20 +52,30 @@ class NeededModules:
     def put_back(self) -> list[str]:
         """Restore all replaced functions and classes. Return their names."""
         names: list[str] = []
-        for owner, values in [*self._modules, *((one, values) for one, values, _ in self._classes)]:
-            now = vars(owner)
-            for name, value in values.items():
-                if now.get(name, _ABSENT) is not value:
-                    setattr(owner, name, value)
-                    names.append(f"{owner.__name__}.{name}")
-        for one, _, known in self._classes:
-            for name in set(vars(one)) - known:
-                if any(name in vars(base) for base in one.__mro__[1:]):  # it hides the method of a base class
-                    delattr(one, name)
-                    names.append(f"{one.__name__}.{name}")
+        for module, values in self._modules:
+            names += _put_functions_back(module, values)
+        for one, values, known in self._classes:
+            names += _put_functions_back(one, values)
+            names += _remove_hiding(one, known)
         for owner, values in self._objects:
             names += _put_attributes_back(owner, values)
         return list(dict.fromkeys(names))
+
+
+def _put_functions_back(owner: Any, values: dict[str, Any]) -> list[str]:
+    now = vars(owner)
+    changed = [name for name, value in values.items() if now.get(name, _ABSENT) is not value]
+    for name in changed:
+        setattr(owner, name, values[name])
+    return [f"{owner.__name__}.{name}" for name in changed]
+
+
+def _remove_hiding(one: type, known: set[str]) -> list[str]:
+    """Remove new attributes of a class that hide those of its base classes."""
+    added = [name for name in set(vars(one)) - known if any(name in vars(base) for base in one.__mro__[1:])]
+    for name in added:
+        delattr(one, name)
+    return [f"{one.__name__}.{name}" for name in added]
 
 
 def _put_attributes_back(owner: Any, values: dict[str, Any]) -> list[str]:
