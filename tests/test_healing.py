@@ -122,7 +122,7 @@ def test_what_each_rank_has_of_its_own_is_named(session):
     said = session.ranks.heal(from_rank=2)
     assert said[1].endswith("copied to rank 1: mine, path, same")
     assert said[2:] == [
-        "mine and path differed between ranks, and rank 1 has the value of rank 2 now: set it again on rank 1"
+        "mine, path differed between ranks, and rank 1 has the value of rank 2 now: set it again on rank 1"
     ]
     kill(session, 1)
     assert session.ranks.heal(2, ["mine"]) == ["rank 1 was replaced", "1 variable of rank 2 copied to rank 1: mine"]
