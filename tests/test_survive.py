@@ -78,7 +78,7 @@ def test_a_rank_that_dies_in_a_step(session, undisturbed, tmp_path, capsys, vict
     assert run(session, 20, **{where: die}, quiet=False) == undisturbed
     said = capsys.readouterr()
     assert re.search(
-        rf"rank {victim} died \(killed by SIGKILL\) and was replaced in \d\.\d s: all ranks repeat step 11 again",
+        rf"rank {victim} died \(killed by SIGKILL\) and was replaced in \d\.\d s: all ranks repeat step 11",
         said.err,
     ), said
     assert "[0-1] 20 kept" in said.out
@@ -266,7 +266,7 @@ def test_training_goes_on_with_fewer_ranks(make_session_alone, capsys, tmp_path,
     session.run(SHRINK.format(source="loader", victims=[victim], folder=str(tmp_path)), timeout_s=60)
 
     said = capsys.readouterr()
-    again = r"2 ranks instead of 3 \(now (rank \d is rank \d[,)] ?)+do step 2 again"
+    again = r"2 ranks instead of 3 \(now (rank \d is rank \d[,)] ?)+repeat step 2"
     assert re.search(rf"rank {victim} died \(killed by SIGKILL\) and left in \d\.\d s: {again}", said.err), said
     assert "[0] survive: loader goes over 2 ranks now: with batches of 2 a step has 4 samples instead of 6" in said.err
     stayed = [rank for rank in range(3) if rank != victim]
@@ -326,7 +326,7 @@ def test_one_rank_is_left_of_three(make_session_alone, capsys, tmp_path):
     code = SHRINK.format(source="sampler", victims=[0, 2], folder=str(tmp_path))
     session.run(code.replace("= step.batch", "= data[step.batch]"), timeout_s=60)
     said = capsys.readouterr().err
-    assert re.search(r"1 rank instead of [23] (\(now rank 1 is rank 0\) )?does step 2 again", said), said
+    assert re.search(r"1 rank instead of [23] (\(now rank 1 is rank 0\) )?repeats step 2", said), said
     assert "loader goes over 1 rank now: with batches of 2 a step has 2 samples instead of 6" in said
     # the rows of the sampler
     assert "a step has 1/3 of its earlier samples, if the batch size of each rank stays the same" in said
