@@ -344,7 +344,7 @@ class Recorder:
         return self.waiting.get(thread)
 
     def _around_wait(self, wait: Callable[..., bool]) -> Callable[..., bool]:
-        waiting, by_work, live, unwaited = self.waiting, self.by_work, self.live, self.unwaited
+        waiting, by_work, unwaited = self.waiting, self.by_work, self.unwaited
         get_ident, monotonic_ns = threading.get_ident, time.monotonic_ns
 
         def recorded_wait(work: Work, timeout: timedelta | None = None) -> bool:
@@ -375,16 +375,19 @@ class Recorder:
                 raise
             finally:
                 waiting.pop(thread, None)
-                if failed or not (gpu.is_in_use() and unseen(call.goes_on)):
-                    live.pop(id(call), None)
-                elif call.moment is None:  # otherwise the recording keeps it without tensors
-                    call.compact()
                 by_work.pop(id(work), None)
-                if call.moment is not None and (event_buffer := self.event_buffer) is not None:
-                    unseen(event_buffer.ended, call, failed, began_ns)
+                self._end_wait(call, began_ns, failed=failed)
             return done
 
         return recorded_wait
+
+    def _end_wait(self, call: Call, began_ns: int, *, failed: bool) -> None:
+        if failed or not (gpu.is_in_use() and unseen(call.goes_on)):
+            self.live.pop(id(call), None)
+        elif call.moment is None:  # otherwise the recording keeps it without tensors
+            call.compact()
+        if call.moment is not None and (event_buffer := self.event_buffer) is not None:
+            unseen(event_buffer.ended, call, failed, began_ns)
 
     def _around_wait_tensor(self, after: Any) -> Callable[..., torch.Tensor]:
         """Return a kernel that waits for a functional collective in Python first.

@@ -77,15 +77,21 @@ def skipped_batch(facts: OfRanks) -> OfRanks:
     own = {rank: one for rank, (_, one) in facts.items() if rank in one["ranks"]}
     last = min(one["last"] for one in own.values())
     for step in sorted({draw[0] for one in own.values() for draw in one["draws"]}):
-        here = {rank: _position(one["draws"], step) for rank, one in own.items()}
-        after = [{rank: _position(one["draws"], step + n) for rank, one in own.items()} for n in range(_FEWEST)]
-        if step + _FEWEST - 1 > last or len({one[0] for one in here.values()}) > 1:
+        here = _positions(own, step)
+        if step + _FEWEST - 1 > last or len({passes for passes, _ in here.values()}) > 1:
             return {}
-        if len({one[1] for one in here.values()}) == 1:
-            continue
-        is_steady = all(one[1] - n == here[rank][1] for n, ranks in enumerate(after) for rank, one in ranks.items())
-        return {rank: (step, {"batch": here[rank][1]}) for rank in sorted(own)} if is_steady else {}
+        if len({count for _, count in here.values()}) > 1:
+            is_steady = all(
+                _positions(own, step + n) == {rank: (passes, count + n) for rank, (passes, count) in here.items()}
+                for n in range(_FEWEST)
+            )
+            return {rank: (step, {"batch": here[rank][1]}) for rank in sorted(own)} if is_steady else {}
     return {}
+
+
+def _positions(own: Mapping[int, dict[str, Any]], step: int) -> dict[int, tuple[int, int]]:
+    """Return the pass and the number of drawn batches of each rank at a step."""
+    return {rank: _position(one["draws"], step) for rank, one in own.items()}
 
 
 def _position(draws: list[list[int]], step: int) -> tuple[int, int]:
