@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 import torch
@@ -82,15 +81,3 @@ class Operations:
         for call, _ in list(self._calls.values()):
             self.forgotten(call)
         self._calls.clear()
-
-
-def place_of(call: Call) -> list[tuple[str, int, str]]:
-    """Return file, line and function of the user's call, and of the cell's call that led to it."""
-    code, instruction, cell = call.site[2:5]
-    found = [(code, instruction), *([cell] if cell is not None else [])]
-    return [(one.co_filename, _line(one, offset), one.co_name) for one, offset in found if one is not None]
-
-
-def _line(code: CodeType, offset: int) -> int:
-    lines = [line for start, end, line in code.co_lines() if start <= offset < end and line is not None]
-    return lines[0] if lines else code.co_firstlineno

@@ -25,8 +25,9 @@ from ddp_notebook.rank.findings.held import (
     ranks_of,
     variable_of,
 )
-from ddp_notebook.rank.findings.operations import Operations, place_of
+from ddp_notebook.rank.findings.operations import Operations
 from ddp_notebook.rank.findings.passes import Passes
+from ddp_notebook.rank.group.call_site import calls_of
 from ddp_notebook.rank.record.training.buckets import Model
 from ddp_notebook.rank.record.training.spans import TrainingSpans
 from ddp_notebook.rank.record.training.step_observer import StepObserver
@@ -78,7 +79,7 @@ class StepFacts(StepObserver):
         self._of_inputs: Callable[[], Any] | None = None  # the first model with a forward in this cell
         self._has_bad_loss = False  # since the last step
         self.passes = Passes(self.note)
-        self.operations = Operations(self.note, lambda call: place(place_of(call)), lambda: self._steps)
+        self.operations = Operations(self.note, lambda call: place(calls_of(call.site)), lambda: self._steps)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             around(owner, "zero_grad", self._around_zero_grad)
 

@@ -6,6 +6,8 @@ longer, since its hash is computed each time.)
 
 from __future__ import annotations
 
+import bisect
+import dis
 from sys import _current_frames, _getframe
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -14,7 +16,7 @@ import torch
 
 from ddp_notebook.rank.cell.current_line import OURS
 from ddp_notebook.rank.group.modules import CALL_IMPL, ROOT, Modules
-from ddp_notebook.stdlib import os
+from ddp_notebook.stdlib import functools, os
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 USER = "user"
@@ -73,6 +75,24 @@ def line_of(site: SiteFields) -> Line:
     """Return a key that distinguishes the line of this site from others."""
     cell = site[4]
     return id(site[2]), site[3], None if cell is None else (id(cell[0]), cell[1])
+
+
+def calls_of(site: SiteFields) -> list[tuple[str, int, str]]:
+    """Return file, line and function of the user's call, and of the cell's call that led to it."""
+    code, instruction, cell = site[2:5]
+    found = [(code, instruction), *([cell] if cell is not None else [])]
+    return [(one.co_filename, _line_at(one, offset), one.co_name) for one, offset in found if one is not None]
+
+
+@functools.lru_cache(1000)
+def _line_starts(code: CodeType) -> tuple[list[int], list[int]]:
+    found = [(at, line) for at, line in dis.findlinestarts(code) if line is not None]
+    return [at for at, _ in found], [line for _, line in found]
+
+
+def _line_at(code: CodeType, instruction: int) -> int:
+    starts, lines = _line_starts(code)
+    return lines[max(0, bisect.bisect_right(starts, instruction) - 1)] if lines else code.co_firstlineno
 
 
 def origin(depth: int = 1) -> str:

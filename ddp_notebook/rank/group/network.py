@@ -15,6 +15,7 @@ from ddp_notebook.rank.cell.children import Children
 from ddp_notebook.rank.cell.current_line import CurrentLine
 from ddp_notebook.rank.cell.exceptions import chain, known_words
 from ddp_notebook.rank.group import join, stores, waiting
+from ddp_notebook.rank.group.call_site import calls_of
 from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
 from ddp_notebook.rank.group.cell_progress import Progress, uses_rpc
 from ddp_notebook.rank.group.connections.abort import Connections
@@ -309,8 +310,11 @@ class Network:
         return Doing(place, None if unwaited is None else unwaited.describe())
 
     def place_of_call(self, call: Call) -> str:
-        """Return the line of a call that starts in this thread; "" if it is not in a cell."""
-        return self.where.describe(call.thread)
+        """Return the line of a call; "" if it is not known, as without a recording.
+
+        The frames of the thread are not read: a reference to the frame that reads it would keep all its callers alive.
+        """
+        return "" if call.site is None else self.where.of_calls(calls_of(call.site))
 
     def _place_of(self, failure: BaseException | None) -> str:
         return self.where.of_traceback(None if failure is None else failure.__traceback__)

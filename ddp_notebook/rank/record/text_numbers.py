@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import bisect
-import dis
 from collections.abc import Callable, Sequence
-from types import CodeType
 
 import torch
 
-from ddp_notebook.rank.group.call_site import SiteFields
+from ddp_notebook.rank.group.call_site import SiteFields, calls_of
 from ddp_notebook.rank.group.calls import Group
 from ddp_notebook.stdlib import functools, json, os
 
@@ -100,10 +97,7 @@ class TextNumbers:
         if found is None:
             if len(self._sites) > _MOST_KNOWN:
                 self._sites.clear()
-            calls = [
-                (of.co_filename, _line(of, instruction), of.co_name)
-                for of, instruction in filter(None, ((code, instruction), cell))
-            ]
+            calls = calls_of(site)
             words = self._describe(calls, title)
             if not words:  # the line is in a script
                 words = f"{os.path.basename(calls[0][0])}:{calls[0][1]} in {calls[0][2]}"
@@ -115,14 +109,3 @@ class TextNumbers:
 def dtype_name(dtype: torch.dtype | None) -> str:
     """Return the name of a dtype, such as "float32"; "" for None."""
     return "" if dtype is None else str(dtype).removeprefix("torch.")
-
-
-@functools.lru_cache(1000)
-def _lines(code: CodeType) -> tuple[list[int], list[int]]:
-    found = [(at, line) for at, line in dis.findlinestarts(code) if line is not None]
-    return [at for at, _ in found], [line for _, line in found]
-
-
-def _line(code: CodeType, instruction: int) -> int:
-    starts, lines = _lines(code)
-    return lines[max(0, bisect.bisect_right(starts, instruction) - 1)] if lines else code.co_firstlineno
