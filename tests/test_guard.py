@@ -162,7 +162,8 @@ def test_a_message_to_a_missing_rank_is_an_immediate_error(session, code, words)
 )
 def test_a_single_tensor_as_gather_output_is_an_error(session, code):
     with pytest.raises(
-        RankError, match=r"gather needs a separate tensor for each rank, but 2 share.*write \[torch.zeros\(2\) for _ in"
+        RankError,
+        match=r"gather needs a separate tensor for each result, but some of the 2.*pass \[torch.zeros\(2\) for _ in",
     ):
         session.run(code, timeout_s=20)
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout_s=20)[0].result == "2"
@@ -191,7 +192,7 @@ def test_buckets_of_ddp_are_not_looked_at(session):
         "from ddp_notebook.rank.group.guard import guard\n"
         "seen = []\n"
         "mark = guard._mark\n"
-        "guard._mark = lambda call: (seen.append(call.kernel.spec.name), mark(call))[1]\n"
+        "guard._mark = lambda call, checked: (seen.append(call.kernel.spec.name), mark(call, checked))[1]\n"
         "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
         "for _ in range(3): model(torch.ones(2, 4)).sum().backward()\n"
         "before = list(seen); dist.all_reduce(torch.ones(2)); guard._mark = mark",
@@ -334,7 +335,7 @@ g = dist.new_group([0, 1])
 guard.MemoryBoard.make = memory
 said = []
 for call in (lambda: dist.all_reduce(torch.ones(2 + rank), group=g),
-             lambda: dist.all_to_all([torch.zeros(2)] * 2, [torch.ones(2), torch.ones(3 - rank)], group=g)):
+             lambda: dist.all_to_all([torch.zeros(2), torch.zeros(2)], [torch.ones(2), torch.ones(3 - rank)], group=g)):
     try: call()
     except guard.CollectiveMismatchError as error: said.append(str(error))
 x = torch.ones(1); dist.all_reduce(x, group=g)

@@ -231,7 +231,8 @@ def test_torch_lets_operations_be_observed_and_sent_elsewhere():
         # The arguments are tensors, then the group, then the rest. A recorded call keeps the arguments after the group.
         tensors = [one for one in (spec.input, spec.output) if one]
         assert all(arguments.index(one) < arguments.index("process_group") for one in tensors)
-    assert torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+    for key in ("BackendSelect", "Negative", "Conjugate"):
+        assert torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
     assert callable(torch.library.Library._destroy)
     assert callable(torch.ops.c10d.allreduce_.default._handle.redispatch_boxed)
     assert all(callable(getattr(kind, "unbox", None)) for kind in (ProcessGroup, Work))

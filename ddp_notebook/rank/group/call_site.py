@@ -19,6 +19,7 @@ from ddp_notebook.rank.group.modules import CALL_IMPL, ROOT, Modules
 from ddp_notebook.stdlib import functools, os
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_NN_FUNCTIONAL = os.path.join(_TORCH, "distributed", "nn", "functional.py")
 USER = "user"
 _NOBODY = "nobody"  # frames of neither the user nor torch: this package and wrappers
 _FUNCTIONAL = "functional"
@@ -108,6 +109,16 @@ def origin(depth: int = 1) -> str:
             return maker
         frame = frame.f_back
     return REDUCER
+
+
+def is_of_nn_functional() -> bool:
+    """Return whether `torch.distributed.nn.functional` makes the current call, which users call directly."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _maker_of(frame) != "torch":
+        if frame.f_code.co_filename == _NN_FUNCTIONAL:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class CallSites:

@@ -25,6 +25,7 @@ from torch.distributed import distributed_c10d
 from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.calls import KINDS, Call, CollectiveMismatchError, Group, timeout_of
 from ddp_notebook.rank.group.identities import Identities
+from ddp_notebook.rank.group.kernels import lazy_bits
 from ddp_notebook.rank.group.kernels.kernel import Kernel
 from ddp_notebook.rank.group.kernels.repeats import Repeating
 from ddp_notebook.rank.group.modules import Modules
@@ -132,6 +133,8 @@ class Recorder:
         for name in SPECS:
             if hasattr(torch.ops.c10d, name):
                 library.impl(name, Kernel(self, name, after).make(), "BackendSelect", with_keyset=True)
+                for key, kernel in lazy_bits.kernels(self, name).items():
+                    library.impl(name, kernel, key, with_keyset=True)
         gpu.watch_captures()
         functional.impl("wait_tensor", self._around_wait_tensor(after), "BackendSelect", with_keyset=True)
         kinds: list[type] = [Work, *Work.__subclasses__()]

@@ -20,7 +20,7 @@ An asynchronous call is compared when its caller waits for it; by then it has se
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,14 +31,14 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store
 
-from ddp_notebook.rank.group.call_site import USER, origin
+from ddp_notebook.rank.group.call_site import USER, is_of_nn_functional, origin
 from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
 from ddp_notebook.rank.group.guard.board import Board, Compared
 from ddp_notebook.rank.group.guard.ledger import Ledger
 from ddp_notebook.rank.group.guard.memory import BoardCutError, MemoryBoard
 from ddp_notebook.rank.group.guard.messages import Messages, nbytes_of, what_of
 from ddp_notebook.rank.group.guard.order import Order
-from ddp_notebook.rank.group.operators import flat
+from ddp_notebook.rank.group.guard.inputs import FINE, MEMORY_ORDER, Checked, check, check_message
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.records.words import group_by_value, name_ranks
 from ddp_notebook.stdlib import time
@@ -104,13 +104,16 @@ class PrivateBoard:
         """Do nothing: the connections belong to gloo."""
 
 
-_FILLS_A_LIST = {"all_gather", "gather"}
 _UNCHECKED = {"monitored_barrier"}  # this is a check itself
-_WORDS_BYTES = 256
+_WORDS_BYTES = 384
 _BYTES_A_RANK = 16  # bytes that a rank sends to and receives from each rank in an all_to_all
 _DDP = "ddp"
 _IN_FORWARD = " for a model in DDP"
-_FRAMES_OF_OURS = 4  # frames of `origin`, of `Guard.__call__` and two of the kernel
+_PROBLEM = "!"  # starts the note of a call whose tensors would give a wrong result
+_NOT_SENT = "This rank has sent nothing"
+_UNCHANGED = "Nothing was sent, and the group can be used"
+_WRONG = 0  # mark of a call whose tensors would give a wrong result
+_FRAMES_OF_OURS = 5  # frames of `origin`, `_maker_of`, `Guard.__call__`, and two of the kernel
 
 
 class Guard:
@@ -125,6 +128,7 @@ class Guard:
 
     Raises:
         CollectiveMismatchError: raised on every rank, with a description of the difference.
+        ValueError: a tensor would give a wrong result, see `inputs`. It is raised on every rank that waits.
     """
 
     def __init__(self, loss: Callable[[], BaseException | None], order: Order) -> None:
@@ -135,8 +139,10 @@ class Guard:
         kernel, group = call.kernel, call.group
         if kernel.spec.name in _UNCHECKED or len(group.ranks) < 2 or (board := group.board) is None:
             return None
-        maker, messages = call.site[0] if call.site else origin(_FRAMES_OF_OURS), board.messages
+        maker, messages = _maker_of(call), board.messages
         if kernel.spec.kind != "collective":
+            if maker == USER:
+                unseen(check_message, call)
             return None if messages is None else unseen(_fit, call, messages, maker == USER)
         is_of_forward = maker == _DDP and kernel.spec.name == "broadcast" and messages is not None
         is_guarded = maker == USER or is_of_forward
@@ -144,15 +150,13 @@ class Guard:
             unseen(self._order.check, call, board, is_guarded=is_guarded)
         if not is_guarded:
             return None
-        if kernel.spec.name in _FILLS_A_LIST:
-            unseen(_check_list, call)
         began_ns = time.monotonic_ns()
         blocks = is_of_forward or kernel.blocks(call.arguments[kernel.at_rest :])  # DDP waits for it in C++
         try:
-            ticket = unseen(lambda: board.post(_mark(call), blocks))
+            checked, ticket = unseen(_post, board, call, blocks, is_of_forward)
             if blocks:
-                unseen(self._compare, board, ticket, call, maker)
-        except CollectiveMismatchError:
+                unseen(self._compare, board, ticket, call, maker, checked)
+        except (CollectiveMismatchError, ValueError):
             raise
         except BaseException as error:  # an interrupt: possibly only some ranks have posted this call
             board.spoil()
@@ -162,18 +166,21 @@ class Guard:
         if blocks:
             call.blocked_ns += time.monotonic_ns() - began_ns  # time of waiting for slower ranks
         else:
-            call.check = lambda _: unseen(self._compare, board, ticket, call, maker)
+            call.check = lambda _: unseen(self._compare, board, ticket, call, maker, checked)
         return None
 
-    def _compare(self, board: Board[Any], ticket: Any, call: Call, maker: str) -> None:
+    def _compare(self, board: Board[Any], ticket: Any, call: Call, maker: str, checked: Checked) -> None:
         is_same, all_block = board.compare(ticket)
         if not all_block:  # no exchange then: a rank that waits later may wait for another call first
+            if checked.problem:
+                raise ValueError(f"{checked.problem}. {_NOT_SENT}")
             if not is_same:
                 raise CollectiveMismatchError(
-                    f"{call.describe().short} {_words(call)} differs from the collective that another rank calls"
+                    f"{call.describe().short} {_words(call, checked)} differs from the collective that another rank "
+                    "calls"
                 )
-        elif not is_same:
-            raise CollectiveMismatchError(self._difference(board, ticket, call, maker))
+        elif not is_same or checked.problem:
+            self._raise_difference(board, ticket, call, maker, checked)
         elif call.kernel.spec.uneven:
             self._compare_sizes(board, ticket, call)
 
@@ -195,26 +202,41 @@ class Guard:
                 "Nothing was sent, and the group can be used"
             )
 
-    def _difference(self, board: Board[Any], ticket: Any, call: Call, maker: str) -> str:
-        words = _words(call) + (_IN_FORWARD if maker == _DDP else "")
-        notes = board.swap(ticket, f"{call.number} {words}".encode()[:_WORDS_BYTES])
+    def _raise_difference(self, board: Board[Any], ticket: Any, call: Call, maker: str, checked: Checked) -> None:
+        """Exchange descriptions with the other ranks, and raise an error with all of them."""
+        words = _words(call, checked) + (_IN_FORWARD if maker == _DDP else "")
+        mine = f"{_PROBLEM} {checked.problem}" if checked.problem else f"{call.number} {words}"
+        notes = board.swap(ticket, mine.encode()[:_WORDS_BYTES])
         said = [note.decode(errors="replace").partition(" ") for note in notes]
         numbers = {rank: number for rank, (number, _, _) in zip(call.group.ranks, said, strict=True)}
         calls = {rank: what for rank, (_, _, what) in zip(call.group.ranks, said, strict=True)}
+        problems = {rank: calls[rank] for rank, number in numbers.items() if number == _PROBLEM}
+        if problems:
+            raise ValueError(f"{_join(problems, len(calls))}. {_UNCHANGED}")
         if len(set(calls.values())) == 1 and len(set(numbers.values())) > 1:
             parts = [f"#{number} on {name_ranks(ranks)}" for number, ranks in group_by_value(numbers).items()]
-            return (
+            raise CollectiveMismatchError(
                 f"{call.kernel.spec.name} is collective {' and '.join(parts)} of group {call.group.title}: some ranks "
                 "have called more than others before it. Nothing was sent"
             )
         parts = [
             f"{name_ranks(ranks)} call{'s' * (len(ranks) == 1)} {what}" for what, ranks in group_by_value(calls).items()
         ]
-        return (
+        every = "".join(calls.values())
+        raise CollectiveMismatchError(
             f"collective #{call.number} of group {call.group.title} is not the same on all ranks: {'; '.join(parts)}. "
             "Nothing was sent, and the group can be used"
-            + ("; to compute on one rank alone, call model.module(x)" if _IN_FORWARD in "".join(calls.values()) else "")
+            + ("; to compute on one rank alone, call model.module(x)" if _IN_FORWARD in every else "")
+            + ("; pass x.contiguous() on all ranks" if MEMORY_ORDER in every else "")
         )
+
+
+def _join(problems: Mapping[int, str], size: int) -> str:
+    """Return the problems of ranks as one sentence, with the ranks unless all have the same one."""
+    by_text = group_by_value(problems)
+    if len(by_text) == 1 and len(problems) == size:
+        return next(iter(by_text))
+    return "; ".join(f"on {name_ranks(ranks)}, {text}" for text, ranks in by_text.items())
 
 
 def make_board(group: ProcessGroup, store: Store, timeout: timedelta) -> Board[Any]:
@@ -232,27 +254,25 @@ def make_board(group: ProcessGroup, store: Store, timeout: timedelta) -> Board[A
     return MemoryBoard.make(store, rank, size, room, timeout) or PrivateBoard(store, rank, size, room, timeout)
 
 
-def _check_list(call: Call) -> None:
-    """Refuse an output list that contains one tensor several times: it would keep only the last result.
-
-    Raises:
-        ValueError: as for `[tensor] * world_size`.
-    """
-    kernel = call.kernel
-    assert kernel.at_output is not None
-    places = [one.data_ptr() for one in flat(call.arguments[kernel.at_output]) if one.numel()]
-    if len(set(places)) < len(places):
-        raise ValueError(
-            f"{kernel.spec.name} needs a separate tensor for each rank, but {len(places) - len(set(places)) + 1} share "
-            "memory, as in [torch.zeros(2)] * world_size; write [torch.zeros(2) for _ in range(world_size)]"
-        )
+def _post(board: Board[Any], call: Call, blocks: bool, is_of_forward: bool) -> tuple[Checked, Any]:
+    """Check the tensors of a call and post its mark. Return the result of the check and the ticket."""
+    checked = FINE if is_of_forward else check(call, board.rank)  # DDP's own tensors are right
+    ticket = board.post(_mark(call, checked), blocks)
+    if checked.problem and not blocks:  # the other ranks may not wait yet
+        raise ValueError(f"{checked.problem}. {_NOT_SENT}")
+    return checked, ticket
 
 
-def _mark(call: Call) -> int:
-    return zlib.crc32(_signature(call))
+def _maker_of(call: Call) -> str:
+    maker = call.site[0] if call.site else origin(_FRAMES_OF_OURS)
+    return USER if maker == "torch" and is_of_nn_functional() else str(maker)
 
 
-def _signature(call: Call) -> bytes:
+def _mark(call: Call, checked: Checked) -> int:
+    return _WRONG if checked.problem else zlib.crc32(_signature(call, checked.order)) or 1
+
+
+def _signature(call: Call, order: str) -> bytes:
     """Return the data that must be equal on all ranks of the group, and nothing else."""
     kernel = call.kernel
     shapes: Any = ""
@@ -268,7 +288,7 @@ def _signature(call: Call) -> bytes:
                 shapes = tensor.shape
     rest = call.arguments[kernel.at_rest :]
     root = kernel.root_of(rest)
-    return f"{call.number} {kernel.spec.name}{dtype}{kernel.reduce_op_of(rest)}{root}{shapes}".encode()
+    return f"{call.number} {kernel.spec.name}{dtype}{kernel.reduce_op_of(rest)}{root}{shapes}{order}".encode()
 
 
 def _exchanged(call: Call, size: int) -> tuple[list[int], list[int]]:
@@ -287,9 +307,10 @@ def _exchanged(call: Call, size: int) -> tuple[list[int], list[int]]:
     return gives, takes
 
 
-def _words(call: Call) -> str:
+def _words(call: Call, checked: Checked) -> str:
     operation = call.describe()
     parts = [operation.reduce_op, "" if call.kernel.spec.uneven else operation.what]
+    parts += [checked.order] if checked.order else []
     parts += [] if operation.root is None else [f"root {operation.root}"]
     inside = ", ".join(part for part in parts if part) or operation.dtype
     return f"{operation.name}({inside})"
