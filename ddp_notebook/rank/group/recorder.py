@@ -133,7 +133,7 @@ class Recorder:
         for name in SPECS:
             if hasattr(torch.ops.c10d, name):
                 library.impl(name, Kernel(self, name, after).make(), "BackendSelect", with_keyset=True)
-                for key, kernel in lazy_bits.kernels(self, name).items():
+                for key, kernel in lazy_bits.kernels(lambda: self.guard is not None, name).items():
                     library.impl(name, kernel, key, with_keyset=True)
         gpu.watch_captures()
         functional.impl("wait_tensor", self._around_wait_tensor(after), "BackendSelect", with_keyset=True)

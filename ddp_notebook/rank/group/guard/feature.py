@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group.guard.guard import Guard, make_board
-from ddp_notebook.rank.group.guard.order import Order
 from ddp_notebook.rank.group.guard.inputs import check_batch
+from ddp_notebook.rank.group.guard.order import Order
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.hooks import Core, Feature
 from ddp_notebook.rank.patching import replace

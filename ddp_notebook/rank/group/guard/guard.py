@@ -34,11 +34,11 @@ from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ProcessGro
 from ddp_notebook.rank.group.call_site import USER, is_of_nn_functional, origin
 from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
 from ddp_notebook.rank.group.guard.board import Board, Compared
+from ddp_notebook.rank.group.guard.inputs import FINE, MEMORY_ORDER, Checked, check, check_message
 from ddp_notebook.rank.group.guard.ledger import Ledger
 from ddp_notebook.rank.group.guard.memory import BoardCutError, MemoryBoard
 from ddp_notebook.rank.group.guard.messages import Messages, nbytes_of, what_of
 from ddp_notebook.rank.group.guard.order import Order
-from ddp_notebook.rank.group.guard.inputs import FINE, MEMORY_ORDER, Checked, check, check_message
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.records.words import group_by_value, name_ranks
 from ddp_notebook.stdlib import time

@@ -20,9 +20,9 @@ from ddp_notebook.rank.group.kernels.lazy_bits import kept_in
 from ddp_notebook.rank.group.operators import flat
 
 MEMORY_ORDER = "memory order"
-_IN_ORDER = "in the order of memory"
-_CLONED = "dense tensors in the order of memory, others as contiguous copies"
-_COPIED = "as contiguous copies"
+_IN_ORDER = "ordered"  # in the order of memory
+_CLONED = "cloned"  # dense tensors in the order of memory, others as contiguous copies
+_COPIED = "copied"  # as contiguous copies
 # How gloo moves the input and the output of an operation. Operations that are not listed copy both.
 _MOVES = {
     "all_reduce": (_IN_ORDER, _IN_ORDER),

@@ -8,15 +8,12 @@ They run only for such tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ddp_notebook.rank.group.operators import Operator
 from ddp_notebook.stdlib import threading
-
-if TYPE_CHECKING:
-    from ddp_notebook.rank.group.recorder import Recorder
 
 _BITS: dict[str, tuple[str, Callable[[torch.Tensor], bool], Callable[[torch.Tensor], torch.Tensor]]] = {
     "Negative": ("negation", torch.is_neg, torch.resolve_neg),
@@ -30,12 +27,16 @@ def kept_in(thread: int) -> str | None:
     return _outputs.get(thread) if _outputs else None
 
 
-def kernels(recorder: Recorder, name: str) -> dict[str, Callable[..., Any]]:
-    """Return the kernels of an operator by dispatch key."""
-    return {key: _kernel(recorder, Operator(name), key) for key in _BITS}
+def kernels(is_guarded: Callable[[], bool], name: str) -> dict[str, Callable[..., Any]]:
+    """Return the kernels of an operator by dispatch key.
+
+    Args:
+        is_guarded: returns whether the guard sees the call.
+    """
+    return {key: _kernel(is_guarded, Operator(name), key) for key in _BITS}
 
 
-def _kernel(recorder: Recorder, operator: Operator, key: str) -> Callable[..., Any]:
+def _kernel(is_guarded: Callable[[], bool], operator: Operator, key: str) -> Callable[..., Any]:
     word, has_bit, resolve = _BITS[key]
     after = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
 
@@ -43,7 +44,7 @@ def _kernel(recorder: Recorder, operator: Operator, key: str) -> Callable[..., A
         if named:
             arguments += operator.defaults_from(len(arguments), named)
         at, thread = operator.at_output, threading.get_ident()
-        if recorder.guard is not None and at is not None and any(map(has_bit, _of_dispatch(arguments[at]))):
+        if is_guarded() and at is not None and any(map(has_bit, _of_dispatch(arguments[at]))):
             _outputs[thread] = word
         try:
             resolved = [_resolved(one, resolve) for one in arguments]
