@@ -113,7 +113,7 @@ def origin(depth: int = 1) -> str:
 
 def is_of_nn_functional() -> bool:
     """Return whether `torch.distributed.nn.functional` makes the current call, which users call directly."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = _getframe(1)
     while frame is not None and _maker_of(frame) != "torch":
         if frame.f_code.co_filename == _NN_FUNCTIONAL:
             return True
