@@ -31,7 +31,7 @@ def test_the_page_shows_the_recorded_results():
     assert inputs.PAGE.read_text() == inputs.page(), "run python -m tools.docs.inputs"
 
 
-def test_every_case_is_recorded_and_nothing_wrong_passes_on_ranks():
+def test_every_case_is_recorded_and_nothing_wrong_passes():
     plain, ranks = recorded(), recorded(on_ranks.RESULTS)
     assert {case.name for case in cases()} == plain.keys() == ranks.keys()
     assert len(plain) > 1600

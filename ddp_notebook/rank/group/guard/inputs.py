@@ -56,9 +56,10 @@ def check(call: Call, rank: int) -> Checked:
         rank: of this process in the group.
     """
     try:
-        return Checked("", _moved_order(call, rank))
+        order = _moved_order(call, rank)
     except ValueError as error:
         return Checked(str(error), "")
+    return Checked("", order) if order else FINE
 
 
 def _moved_order(call: Call, rank: int) -> str:
@@ -75,14 +76,15 @@ def _moved_order(call: Call, rank: int) -> str:
     outputs = inputs if at_out == at_in else flat(arguments[at_out])
     if (bit := kept_in(call.thread)) is not None and _gets_result(call, rank):
         _refuse_bit(name, bit)
+    is_plain = outputs is inputs or _are_plain(outputs)
     if name in _FILLS_A_LIST:
-        _check_list(name, outputs)
+        _check_list(name, outputs, is_plain)
     if name in _UNEVEN and _overlap(inputs[0], outputs[0]):
         raise ValueError(
             f"{name} would overwrite input that is not sent yet, because the output shares its memory: pass "
             "torch.empty_like(x) as the output"
         )
-    if _are_plain(inputs) and (outputs is inputs or _are_plain(outputs)) and name not in _WITH_LAZY_BITS:
+    if is_plain and _are_plain(inputs) and name not in _WITH_LAZY_BITS:
         return ""
     return _check_each(name, inputs, outputs)
 
@@ -233,14 +235,18 @@ def _order(tensor: torch.Tensor) -> str | None:
     return f"{MEMORY_ORDER} {[at for _, _, at in reversed(dimensions)]}"
 
 
-def _check_list(name: str, outputs: Sequence[torch.Tensor]) -> None:
+def _check_list(name: str, outputs: Sequence[torch.Tensor], is_plain: bool) -> None:
     """Check that the tensors of an output list have their own memory. Otherwise it would keep only the last result."""
+    if is_plain:
+        end = 0
+        for start, nbytes in sorted([(one.data_ptr(), one.nbytes) for one in outputs]):
+            if start < end:
+                break
+            end = start + nbytes
+        else:
+            return
     dense = [one for one in outputs if one.layout is torch.strided and not one.is_meta and one.numel()]
-    end, is_suspect = 0, False
-    for start, nbytes in sorted([(one.data_ptr(), one.nbytes) for one in dense]):
-        is_suspect |= start < end
-        end = start + nbytes
-    if (is_suspect or not _are_plain(dense)) and _share_elements(dense):
+    if _share_elements(dense):
         raise ValueError(
             f"{name} needs a separate tensor for each result, but some of the {len(dense)} tensors share memory, as in "
             "[torch.zeros(2)] * world_size: pass [torch.zeros(2) for _ in range(world_size)]"
