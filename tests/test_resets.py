@@ -111,7 +111,7 @@ _REPLACES = """
 import os, threading, time
 def replace(number):
     global _oh
-    while not os.path.exists(f"{folder}/go-{number}"): time.sleep(0.01)
+    while not os.path.exists(f"{folder}/go-{number}-{rank}"): time.sleep(0.01)
     _oh = 5
     open(f"{folder}/done-{number}-{rank}", "w").close()
 def wait(number):
@@ -123,10 +123,11 @@ def test_a_name_that_a_thread_replaces_is_told_of_the_right_cell(session, tmp_pa
     begin = "threading.Thread(target=replace, args=({},), daemon=True).start()"
     code = f"folder = {str(tmp_path)!r}{_REPLACES}{begin.format(1)}"
     assert session.run(code)[0].stderr == ""
-    said = session.run("open(f'{folder}/go-1', 'w').close(); wait(1)", timeout_s=20)[0].stderr
+    said = session.run("open(f'{folder}/go-1-{rank}', 'w').close(); wait(1)", timeout_s=20)[0].stderr
     assert "_oh was replaced while this cell ran; IPython needs it, so it was put back" in said
     assert session.run(begin.format(2))[0].stderr == ""
-    (tmp_path / "go-2").touch()
+    for rank in (0, 1):
+        (tmp_path / f"go-2-{rank}").touch()
     wait_until(lambda: len(list(tmp_path.glob("done-2-*"))) == 2)
     said = session.run("x = 1")[0].stderr
     assert "_oh was replaced before this cell ran; IPython needs it, so it was put back" in said

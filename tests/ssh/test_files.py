@@ -124,7 +124,7 @@ def test_nothing_there_is_deleted_and_what_is_newer_there_stays(session, project
     make(project, **{"data/x.csv": "1,2,3\n"})
     os.utime(project / "data" / "x.csv", (1, 1))
     kept = session.files.sync()
-    newer = "newer on {}and not changed: data/x.csv; %ddp_sync --overwrite sends those from here"
+    newer = "newer on {} and not changed: data/x.csv; %ddp_sync --overwrite sends those from here"
     assert kept.sent == {"one": ["data/y.csv"], "two": ["data/y.csv"]}
     assert [line for line in kept.lines if "newer" in line] == [newer.format("one"), newer.format("two")]
     assert said(session, "open('data/x.csv').read(), open('result.txt').read()") == ["1,2\n mine", "1,2\n3,4\n mine"]

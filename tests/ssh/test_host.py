@@ -222,7 +222,7 @@ def test_a_host_that_cannot_be_reached(ssh, host, words):
 @pytest.mark.parametrize(
     ("first", "words"),
     [
-        ("exec /no/such/python", "pass the path of a Python with torch on that host with --python"),
+        ("exec /no/such/python", "pass the path of a Python with torch on that host: --python"),
         ("unset PYTHONPATH; cd /; exec python3 -I -c 'import ddp_notebook.launch'", "pass another Python than"),
     ],
 )

@@ -27,7 +27,7 @@ def error_of(failure: KeeperFailure) -> BaseException:
         >>> error_of(failure_of(StartError("no ranks"))), error_of(failure_of(FileNotFoundError(2, "not here", "/a")))
         (StartError('no ranks'), FileNotFoundError(2, 'not here'))
         >>> error_of(failure_of(ZeroDivisionError("by 0")))
-        HostError('the keeper could not do that: ZeroDivisionError: by 0')
+        HostError('the request to the keeper failed: ZeroDivisionError: by 0')
     """
     if failure.number is not None:
         return OSError(failure.number, failure.words, failure.path)

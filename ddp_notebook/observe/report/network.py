@@ -60,7 +60,7 @@ def network(recording: RowSource, found: StepTable) -> NetworkTimes | None:
         True
         >>> run.hosts = ("gpu1", "gpu1", "gpu2", "gpu2")
         >>> print(network(run, measure(run)).words())
-        waits for the network between gpu1 and gpu2: all ranks had come, and 100 MB/s were moved
+        waits for the network between gpu1 and gpu2: all ranks had arrived, and 100 MB/s were transferred
     """
     hosts = np.array(recording.hosts)
     if not len(hosts):

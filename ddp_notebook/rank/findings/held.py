@@ -10,6 +10,7 @@ from torch.distributed import get_process_group_ranks, get_world_size
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.record.training.buckets import Model
+from ddp_notebook.stdlib import weakref
 
 _MOST_NAMES = 6
 UNKNOWN = "one of shape"  # begin of the description of a parameter without a name
@@ -40,11 +41,20 @@ class Held:
     """
 
     def __init__(self, optimizer: Any) -> None:
-        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.ids = {id(p) for p in self.parameters}
+        self._optimizer = weakref.ref(optimizer)  # a reference to its parameters would keep a deleted model in memory
+        parameters = self.parameters
+        self.count = len(parameters)
+        self.ids = {id(p) for p in parameters}
+        self._last = id(parameters[-1]) if parameters else 0
         self.models: list[tuple[Callable[[], Any], Model, list[int]]] = []  # models with the indices of parameters
         self.models_made = -1
         self.begin_cell()
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """Return the parameters; empty if the optimizer was deleted."""
+        optimizer = self._optimizer()
+        return [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
 
     def begin_cell(self) -> None:
         """Forget the steps of the last cell."""
@@ -64,11 +74,11 @@ class Held:
         self.never: set[int] | None = None  # parameters that had no gradient in any step of the cell
         self.first_step = 0
 
-    def is_current(self, optimizer: Any) -> bool:
+    @property
+    def is_current(self) -> bool:
         """Return whether the optimizer still has these parameters."""
-        return len(self.parameters) == sum(len(group["params"]) for group in optimizer.param_groups) and (
-            not self.parameters or optimizer.param_groups[-1]["params"][-1] is self.parameters[-1]
-        )
+        parameters = self.parameters
+        return len(parameters) == self.count and (not parameters or id(parameters[-1]) == self._last)
 
     def find_models(self, models: Iterable[tuple[DistributedDataParallel, Model]], models_made: int) -> None:
         """Find the DDP models that contain parameters of the optimizer."""

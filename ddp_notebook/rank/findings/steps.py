@@ -115,7 +115,7 @@ class StepFacts(StepObserver):
             self._note_never(held)
             if held.has_no_rate and held.steps >= _ZERO:
                 self.note("nothing-changed", held.first_step, last=held.first_step + held.steps - 1, cause="rate")
-        has_gradients = any(len(held.never or ()) < len(held.parameters) for held in self._of_cell)
+        has_gradients = any(len(held.never or ()) < held.count for held in self._of_cell)
         if trains_apart and not self._backwards and not has_gradients:
             self.note("idle", 1)  # for example, a loop over the learning rates of a scheduler
         elif trains_apart and self._wrapped is not None and not _EXPLAIN_APART & self._facts.keys():
@@ -249,7 +249,7 @@ class StepFacts(StepObserver):
 
     def _held_by(self, optimizer: Any) -> Held:
         held = self._held.get(optimizer)
-        if held is None or not held.is_current(optimizer):
+        if held is None or not held.is_current:
             held = self._held[optimizer] = Held(optimizer)
         if held.models_made != self._training.models_made:
             held.find_models(self._training.ddp_models(), self._training.models_made)
@@ -352,7 +352,8 @@ class StepFacts(StepObserver):
         synchronizing, in_no_sync, in_no_grad, _ = counts
         if model is None or not has_several_ranks(model) or (synchronizing and model._comm_hooks):
             return False  # a hook of the user may average in another way
-        gradients = [one for i in indices if (one := held.parameters[i].grad) is not None]
+        parameters = held.parameters
+        gradients = [one for i in indices if (one := parameters[i].grad) is not None]
         moved = self._event_buffer.elements - (held.elements if held.steps > 1 else self._elements)
         if moved * _SMALL >= sum(one.numel() for one in gradients) or are_zero(gradients, 0)[0]:
             return False
@@ -398,9 +399,10 @@ class StepFacts(StepObserver):
 
     def _note_never(self, held: Held) -> None:
         """Note parameters that had no gradient in any step of the cell."""
-        if held.steps < 2 or not held.never or len(held.never) == len(held.parameters):
+        parameters = held.parameters
+        if held.steps < 2 or not held.never or len(held.never) == held.count or len(parameters) != held.count:
             return
-        never = [p for i in sorted(held.never) if (p := held.parameters[i]).requires_grad]
+        never = [p for i in sorted(held.never) if (p := parameters[i]).requires_grad]
         models = [(model, indices) for one, _, indices in held.models if (model := one()) is not None]
         expected = {i for model, indices in models if model.find_unused_parameters for i in indices}
         if not never or not held.never.isdisjoint(expected) or "unused-parameters" in self._facts:

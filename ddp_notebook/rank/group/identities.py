@@ -8,6 +8,7 @@ collectives for different objects.
 from __future__ import annotations
 
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Collection
 from types import FrameType
@@ -16,12 +17,22 @@ from typing import NamedTuple
 import torch
 
 from ddp_notebook.rank.group.call_site import is_of_user
-from ddp_notebook.rank.group.guard.ledger import hash_of
 from ddp_notebook.rank.group.modules import ROOT, Modules
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import os, threading, weakref
 
+HASHES = 0xFFFF  # number of identities
 _MOST = 20_000  # more are not distinguished, as in a program that creates models in a loop
+
+
+def hash_of(text: str) -> int:
+    """Return a hash of 16 bits that is not 0.
+
+    Example:
+        >>> 0 < hash_of("all_reduce") < 65536
+        True
+    """
+    return zlib.crc32(text.encode()) % HASHES + 1
 
 
 class _Named(NamedTuple):

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
+from ddp_notebook.rank.group.identities import HASHES, hash_of
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import threading
 
@@ -34,10 +35,9 @@ NUMBER = 0xFFFFF
 _SLOT_SHIFT, _THREAD_SHIFT, _OPERATION_SHIFT, _MEANING_SHIFT = 20, 29, 32, 48
 _OF_THREAD, _HAS_THREADS, _IS_GUARDED = 1 << 29, 1 << 30, 1 << 31
 SLOTS = 512
-_HASH = 0xFFFF
 _TEXT_BYTES = 256
 _REASON_BYTES = 1024
-_KNOWN_BYTES = (_HASH + 1) // 8
+_KNOWN_BYTES = (HASHES + 1) // 8
 _CLAIMS = 1024  # objects whose parameters are compared; of two with the same place only the later one
 _CLAIM_SHIFT, _SORTED_SHIFT, _ORDERED_SHIFT = 48, 32, 16  # bits of a claim; the slot of its description comes last
 
@@ -53,16 +53,6 @@ class Difference(NamedTuple):
     is_meaning: bool  # the calls belong to different objects, and both ranks have both objects
     has_threads: bool  # two threads of one of the two ranks use the group
     is_thread: bool  # the main thread calls one of the two, and two threads of both ranks use the group
-
-
-def hash_of(text: str) -> int:
-    """Return a hash of 16 bits that is not 0.
-
-    Example:
-        >>> 0 < hash_of("all_reduce") < 65536
-        True
-    """
-    return zlib.crc32(text.encode()) % _HASH + 1
 
 
 class Ledger:
@@ -144,7 +134,7 @@ class Ledger:
     def _difference(self, mine: int, theirs: int, rank: int) -> Difference | None:
         of_mine, of_theirs = mine >> _MEANING_SHIFT, theirs >> _MEANING_SHIFT
         difference = mine ^ theirs
-        is_operation = bool(difference & (_IS_GUARDED | _HASH << _OPERATION_SHIFT))
+        is_operation = bool(difference & (_IS_GUARDED | HASHES << _OPERATION_SHIFT))
         is_thread = bool(difference & _OF_THREAD and mine & theirs & _HAS_THREADS)
         is_meaning = bool(of_mine and of_theirs and of_mine != of_theirs) and all(
             self._has(one, meaning) for one in (self._rank, rank) for meaning in (of_mine, of_theirs)
