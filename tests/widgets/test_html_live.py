@@ -145,7 +145,8 @@ def test_the_numbers_of_a_run_are_current_at_the_end_of_its_cell(page):
     page.run(TRAINS.format(steps=12))
     page.read_until(lambda: drawn(page) and "mean of steps 2 to 11" in drawn(page)[-1][1])  # no further cell runs
     shown = drawn(page)[-1][1]
-    page.run("import ddp_notebook\nlive_status._PERIOD_S = 1.0\nprint(ddp_notebook.current().recording.runs()[-1].per_step)")
+    page.run("import ddp_notebook\nlive_status._PERIOD_S = 1.0")
+    page.run("print(ddp_notebook.current().recording.runs()[-1].per_step)")
     [per_step] = re.findall(r"[\d.]+ m?s/step", shown)
     assert per_step in "".join(m["content"]["text"] for m in page.messages if m["msg_type"] == "stream")
     page.run(MONITOR_2)  # closes the live monitor
