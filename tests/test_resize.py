@@ -153,9 +153,7 @@ def test_what_cannot_be_changes_nothing(make_session):
     session.run(
         "from torch.distributed import rpc\nrpc.init_rpc(f'w{rank}', rank=rank, world_size=world_size)", quiet=True
     )
-    with pytest.raises(
-        UsageError, match=r"cannot change now: RPC runs, .* call rpc.shutdown\(\)$"
-    ):
+    with pytest.raises(UsageError, match=r"cannot change now: RPC runs, .* call rpc.shutdown\(\)$"):
         session.ranks.resize(1)
     session.run("rpc.shutdown()", quiet=True)
     assert ask(session, "kept") == ["0", "1"] and session.ranks.epoch == 1 and ask(session, SUM) == ["2", "2"]
