@@ -180,19 +180,21 @@ class View:
             assert time.monotonic() < until, f"not within {timeout_s:g} s, with the view scrolled to"
             self.page.wait_for_timeout(200)
 
-    def _scroll_to(self) -> None:
+    def _scroll_to(self, timeout_s: float = 30.0) -> None:
         """Scroll to the view. JupyterLab may replace its element at the same time.
 
         JupyterLab scrolls to the next cell when output grows, and removes cells far above it from the page.
         """
-        if not self.root.count():
-            self.page.locator(".jp-WindowedPanel-outer").first.evaluate("panel => panel.scrollTo(0, 0)")
-        try:
-            self.root.scroll_into_view_if_needed()
-        except Error as error:
-            if "not attached" not in str(error):
-                raise
-            self.root.scroll_into_view_if_needed()
+        until = time.monotonic() + timeout_s
+        while True:
+            try:
+                self.root.scroll_into_view_if_needed(timeout=1000)  # in ms
+                return
+            except Error:
+                if time.monotonic() > until:
+                    raise
+            for panel in self.page.locator(".jp-WindowedPanel-outer").all():
+                panel.evaluate("panel => panel.scrollTo(0, 0)")
 
     def open(self, panel: str) -> None:
         self.root.get_by_role("tab", name=panel).click()
