@@ -28,7 +28,6 @@ SMALL = {
     "empty": "torch.empty(0, 3)",
     "0-dim": "torch.randn((), generator=g)",
     "transposed": "torch.randn(6, 4, generator=g).t()",
-    "every other": "torch.randn(60, generator=g)[::2]",
     "channels last": "torch.randn(2, 3, 4, 5, generator=g).to(memory_format=torch.channels_last)",
     "requires_grad": "torch.randn(8, generator=g, requires_grad=True)",
     "of a graph": "torch.randn(8, generator=g, requires_grad=True) * 2",
