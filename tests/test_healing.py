@@ -330,6 +330,7 @@ def test_the_rank_that_did_not_join_is_named_without_store_keys(session, monkeyp
             session.ranks.reform()
     assert "keys" not in str(raised.value) and "/" not in str(raised.value)
     session.interrupt()
+    call.wait(30)
     assert not call.successful()
     session.ranks.reform()
     assert session.run(SUM, timeout_s=20)[1].result == "3"
