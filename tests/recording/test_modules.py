@@ -356,7 +356,7 @@ def sequence(known: Known, *calls: str, is_marked: bool) -> tuple[Sequence, list
         call = Call(_KERNEL, _GROUP, 0, (torch.Size((1,)),), 0, 0)
         call.backward = cast(Any, object()) if words.startswith(">") else None
         call.moment = Moment(1, 1, 0, KEPT, one)
-        call.site = "dtensor", None, _WHERE, 0, None, words.removeprefix(">")
+        call.site = "dtensor", None, _WHERE, 0, None, words.removeprefix(">"), 0
         one.add(call)
         made.append(call)
     return one, made

@@ -59,7 +59,7 @@ def test_a_process_with_a_reused_id_is_another(runtime):
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [({"format": 99, "version": "9.1"}, "is of ddp_notebook 9.1"), ({"machine": "another container"}, "")],
+    [({"format": 99, "version": "9.1"}, "was written by ddp_notebook 9.1"), ({"machine": "another container"}, "")],
 )
 def test_files_that_are_not_ours_to_judge_stay(runtime, change, why):
     entry = entries.enter("torchrun", "train", {})
