@@ -736,7 +736,7 @@ def test_multiprocessing_uses_the_folder_that_a_rank_sets(tmp_path, monkeypatch)
 
 
 def test_torch_raises_its_errors_in_these_functions():
-    """The catalogue of torch's errors finds causes by these functions and by their local variables."""
+    """`rank/torch_errors` finds causes by these functions and by their local variables."""
     from torch.distributed import distributed_c10d
     from torch.distributed.checkpoint import state_dict_loader
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState

@@ -81,7 +81,7 @@ def test_names_that_ipython_needs_are_not_pushed(session):
     assert said[1].result == "2" and said[1].stderr == ""
 
 
-NEEDED = {  # (module or class, name, what failed)
+NEEDED = {  # (module or class, name, message about the failure)
     "contextlib": ("contextlib", "_GeneratorContextManager", "IPython could not run this cell"),
     "ast": ("ast", "Expr", "IPython could not run this cell"),
     "sys": ("sys", "exc_info", "IPython could not run this cell"),

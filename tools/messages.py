@@ -72,13 +72,13 @@ SUBJECTS = {
     "start, hosts and connections": ("launch", "wire", "records"),
     "commands": ("session.py", "session_commands.py", "magics.py", "line_parser.py", "__main__.py"),
 }
-# Folders and files whose texts are no messages: lessons, labels of figures, HTML, names of operations. The errors of
-# torch have a page of their own (`tools/docs/reference.py`).
+# Folders and files without messages: lessons, labels of figures, HTML, names of operations. Errors of torch are on
+# another page (`tools/docs/reference.py`).
 _NO_MESSAGES = (
     *("lessons", "messages/", "observe/figures", "observe/trace", "run/lint/groups.py", "records/meaning.py"),
     *("run/output/slots.py", "run/magic_lines.py", "launch/options.py", "widgets/simulated", "rank/torch_errors"),
 )
-# Calls whose texts are help, descriptions for pictures, patterns, or a log that is off unless it is asked for.
+# Calls with texts for help, descriptions of pictures, patterns, or logs that are off by default.
 _NO_MESSAGE_CALLS = {
     *("add_argument", "_option", "LineParser", "ArgumentParser", "compile", "filterwarnings", "info", "debug"),
     *("startswith", "endswith", "removeprefix", "NumberKind", "Switch"),
@@ -88,7 +88,7 @@ _CODE = re.compile(
     r"|^lab = |^account = |Traceback|^for .* in .*:$"
 )
 _WITHOUT_TEXT = (ast.Name, ast.expr_context, ast.operator, ast.cmpop, ast.alias)  # nodes that contain no text
-# Texts of other programs, which the source compares with what it reads.
+# Texts of other programs, with which the source compares their output.
 _OF_OTHER_PROGRAMS = {
     "Default process group has not been initialized",
     "RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.",
@@ -164,7 +164,7 @@ def _notes(node: ast.AST) -> Iterator[str]:
 
 
 def _values(text: ast.expr) -> list[ast.AST]:
-    """Return the expressions inside a text, which may have texts of their own."""
+    """Return the expressions inside a text. They may contain further texts."""
     match text:
         case ast.JoinedStr(values=values):
             return [value for value in values if isinstance(value, ast.FormattedValue)]

@@ -59,7 +59,7 @@ def pages() -> Mapping[Path, str]:
 
 
 def torch_errors_page() -> str:
-    """Return the page of torch's errors: a table for each area."""
+    """Return the page of errors of torch: a table for each area."""
     parts = [_TORCH_ERRORS_HEAD]
     for area, entries in catalogue.AREAS.items():
         rows = "\n".join(map(_torch_error_row, entries))
