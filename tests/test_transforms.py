@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -37,8 +38,11 @@ PARTS = (
 
 
 @pytest.fixture
-def shell() -> InteractiveShell:
-    return InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}), user_module=ModuleType("cells"))
+def shell() -> Iterator[InteractiveShell]:
+    made = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}), user_module=ModuleType("cells"))
+    yield made
+    # Otherwise all these shells live until the exit of the process, where each collects all garbage.
+    atexit.unregister(made.atexit_operations)
 
 
 @pytest.mark.parametrize("code", PLAIN)
