@@ -82,6 +82,51 @@ def test_what_is_not_there(folder, monkeypatch, pattern, words):
     assert str(error.value) == words.format(folder)
 
 
+@pytest.mark.parametrize("pattern", ["~", "~/", "..", "../..", "/", "link", "~/work/.."])
+def test_the_home_folder_and_folders_above_it_are_refused(tmp_path, monkeypatch, pattern):
+    work = tmp_path / "home" / "work"
+    work.mkdir(parents=True)
+    (work / "a.txt").touch()
+    (work / "link").symlink_to(tmp_path / "home")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(work)
+    with pytest.raises(files.CannotFetchError, match="must not be the home folder or a folder above it"):
+        files.find(pattern)
+    assert [found[1] for found in files.find("~/work")] == ["work/a.txt"]
+
+
+def test_more_than_20000_files_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "many").mkdir()
+    for number in range(20_001):
+        os.close(os.open(f"many/{number}", os.O_CREAT))
+    for pattern in ("many", "many/*", "**", "man*"):
+        with pytest.raises(files.CannotFetchError, match="has more than 20,000 files"):
+            files.find(pattern)
+    os.unlink("many/0")
+    assert len(files.find("many")) == 20_000
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("runs/*/../a.txt", []),
+        ("run*/../a.txt", ["a.txt"]),
+        ("runs/*/../../a.txt", ["a.txt"]),
+        ("runs/1/../2/*.pt", ["model.pt"]),
+        ("runs/[1]/../2/*.pt", ["model.pt"]),
+        ("../ranks/run*/../*.txt", ["[odd].txt", "a.txt"]),
+    ],
+)
+def test_no_name_leads_out_of_the_target_folder(folder, monkeypatch, pattern, names):
+    monkeypatch.chdir(folder)
+    if not names:
+        with pytest.raises(files.CannotFetchError):
+            files.find(pattern)
+    else:
+        assert sorted(found[1] for found in files.find(pattern)) == names
+
+
 def test_a_file_that_changes_is_not_read(folder):
     [(path, _, size, mtime_ns, *_)] = files.find(str(folder / "a.txt"))
     assert files.read([(path, 1, 3, size, mtime_ns), (path, 0, 1, size, mtime_ns)]) == b".txa"
@@ -156,6 +201,19 @@ def test_a_file_system_without_hard_links_takes_files_too(tmp_path, monkeypatch)
 def test_no_rank_writes_beside_the_folder(name):
     with pytest.raises(DDPNotebookError, match=r"rank 3 sent the path .* outside the folder; nothing was fetched"):
         fetching._listed(3, json.dumps([["/x", name, 1, OLD, 0o644, 1, ""]]).encode())
+
+
+def test_a_link_that_leads_out_of_the_target_folder_is_refused(tmp_path):
+    target, outside = tmp_path / "target", tmp_path / "outside"
+    for made in (target / "own", outside):
+        made.mkdir(parents=True)
+    (target / "runs").symlink_to(outside)
+    (target / "inner").symlink_to(target / "own")
+    for name in ("inner/a", "b/c/d", "a"):
+        fetching._check_links([File("a", name, 1, OLD, 0o644, 1, "")], target)
+    for name in ("runs/a", "runs/b/c"):
+        with pytest.raises(DDPNotebookError, match=r"runs.* leads out of the target folder, to .*outside"):
+            fetching._check_links([File("a", name, 1, OLD, 0o644, 1, "")], target)
 
 
 def test_a_line_of_progress(capsys, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from ddp_notebook.messages.encoding import Message
@@ -21,6 +22,7 @@ class CannotFetchError(Exception):
 
 Entry = tuple[str, str, int, int, int, int, str]
 _END_BYTES = 4096
+_MOST_FILES = 20_000
 
 
 def find(pattern: str) -> list[Entry]:
@@ -34,26 +36,44 @@ def find(pattern: str) -> list[Entry]:
         ns, permissions, inode, and a digest of its first and last bytes.
 
     Raises:
-        CannotFetchError: no file matches.
+        CannotFetchError: no file matches, more than 20,000 files match, or the home or root folder is named.
     """
     whole = os.path.expanduser(pattern)
     is_one = os.path.lexists(whole)
-    matches = [whole] if is_one else sorted(glob.glob(whole, recursive=True))
-    base = os.path.dirname(os.path.abspath(whole)) if is_one else _fixed_part(whole)
-    found = {path: _entry(path, base) for match in matches for path in _files(os.path.abspath(match))}
-    entries = [entry for entry in found.values() if entry is not None]
+    matches = [whole] if is_one else sorted(islice(glob.iglob(whole, recursive=True), _MOST_FILES + 1))
     if not matches:
         raise CannotFetchError(f"no file matches {pattern!r} in the working directory {os.getcwd()}")
+    if is_one:
+        _check_folder(pattern, whole)
+    base = os.path.dirname(os.path.abspath(whole)) if is_one else _fixed_part(whole, matches)
+    found = dict.fromkeys(islice((path for one in matches for path in _files(os.path.abspath(one))), _MOST_FILES + 1))
+    if len(found) > _MOST_FILES:
+        raise CannotFetchError(
+            f"{pattern!r} has more than {_MOST_FILES:,} files ({base}): name a part of it, or pack the files into an "
+            "archive and fetch that"
+        )
+    entries = [entry for path in found if (entry := _entry(path, base)) is not None]
     if not entries:
         raise CannotFetchError(f"{pattern!r} contains no files ({os.path.abspath(matches[0])})")
     return entries
 
 
-def _fixed_part(pattern: str) -> str:
-    """Return the folder above the first part of the path that has a wildcard."""
+def _check_folder(pattern: str, whole: str) -> None:
+    """Refuse the home folder, the root folder and the folders between them: `..` may lead to one by mistake."""
+    path, home = os.path.realpath(whole), os.path.realpath(os.path.expanduser("~"))
+    if home == path or home.startswith(path.rstrip(os.sep) + os.sep):
+        raise CannotFetchError(
+            f"the files to fetch must not be the home folder or a folder above it, got {pattern!r} ({path}); name a "
+            "folder inside it"
+        )
+
+
+def _fixed_part(pattern: str, matches: Sequence[str]) -> str:
+    """Return the folder above the first part of the path that has a wildcard, or above a `..` after the wildcard."""
     parts = os.path.abspath(pattern).split(os.sep)
     first = next(i for i, part in enumerate([*parts, "*"]) if glob.has_magic(part))
-    return os.sep.join(parts[:first]) or os.sep
+    base = os.sep.join(parts[:first]) or os.sep
+    return os.path.commonpath([base, *(os.path.dirname(os.path.abspath(match)) for match in matches)])
 
 
 def _files(path: str) -> Iterator[str]:

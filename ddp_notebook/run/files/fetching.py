@@ -15,6 +15,7 @@ from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.files import ListFiles, ReadFiles
 from ddp_notebook.messages.ranks import Pulled
 from ddp_notebook.records import units
+from ddp_notebook.records.names import printable
 from ddp_notebook.records.words import format_ranks, group_by_value, list_ranks, name_ranks
 from ddp_notebook.run.cells.interrupt import uninterrupted
 from ddp_notebook.run.files.landing import Landing
@@ -95,6 +96,7 @@ class Fetching:
             lines = []
             for those, files in groups.items():
                 where = folder if len(groups) == 1 else folder / f"rank{format_ranks(those)}"
+                _check_links(files, where)
                 missing = _missing(files, where, overwrite)
                 to_write |= {where / file.name: (those[0], file) for file in missing}
                 lines.append(_line(those, files, missing, where))
@@ -183,6 +185,21 @@ def _segments(
                 break
     if parts:
         yield of, parts
+
+
+def _check_links(files: Sequence[File], folder: Path) -> None:
+    """Raise an error if a link in the target folder leads out of it.
+
+    Raises:
+        DDPNotebookError: there is such a link.
+    """
+    whole = folder.resolve()
+    for inner in sorted({(folder / file.name).parent for file in files}):
+        if not (leads_to := inner.resolve()).is_relative_to(whole):
+            raise DDPNotebookError(
+                f"{printable(str(inner))} leads out of the target folder, to {printable(str(leads_to))}. Nothing was "
+                "fetched: choose another folder with --to (to=)"
+            )
 
 
 def _missing(files: Sequence[File], folder: Path, overwrite: bool) -> list[File]:

@@ -93,7 +93,7 @@ class SessionFiles:
 
         Args:
             path: a file, a folder or a pattern (`runs/*.pt`, `**/metrics.csv`), relative to the rank's working
-                directory.
+                directory. It must not be the home folder or a folder above it, and match at most 20,000 files.
             ranks: selection of ranks, as for `run`; None: all.
             to: target folder, which is created if it does not exist.
             overwrite: replace existing files. A file of the same size and time is always kept.
@@ -104,8 +104,9 @@ class SessionFiles:
 
         Raises:
             UsageError: a rank does not exist.
-            DDPNotebookError: a rank has no such file, or a file exists already; nothing was fetched. Or a file changes
-                while it is read, or the local disk is full; files that were complete by then are kept.
+            DDPNotebookError: a rank has no such file or too many, a file exists already, or a link in the target folder
+                leads out of it; nothing was fetched. Or a file changes while it is read, or the local disk is full;
+                complete files are kept.
             KeyboardInterrupt: the transfer was interrupted; there is no incomplete file.
 
         Example:
