@@ -181,6 +181,11 @@ with warnings.catch_warnings(record=True) as caught:
     communicate()
     train(make())
 shown["warnings"] = [str(one.message) for one in caught]
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    DistributedDataParallel(torch.nn.Linear(1, 1), check_reduction=True)
+own = make.__code__.co_filename
+shown["lines of warnings"] = [one.filename == own and "check_reduction" in str(one.message) for one in caught]
 shown["filters of warnings"] = sum("torch" in str(one) for one in warnings.filters)
 
 stream = io.StringIO()

@@ -32,6 +32,7 @@ _ASKED = [
     "flight recorder: _dump_fr_trace",
     "flight recorder: _dump_fr_trace_json",
     "warnings",
+    "lines of warnings",
     "filters of warnings",
     "logging before",
     "logging",
@@ -98,6 +99,7 @@ def test_the_program_is_told_something(told):
     for alone, _ in told:
         assert alone["profile: collectives"]["gloo:all_reduce"][0] >= 5
         assert alone["execution trace"]["gloo:all_reduce"][0] >= 5
+        assert alone["lines of warnings"] == [True]
         assert alone["mode: Operators"]["c10d.allreduce_.default"] >= 5
         assert alone["statistics: DDP"][-1]["backward_comm_time"] is True
         assert alone["logging"][0] == "mine DEBUG hello"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed import distributed_c10d
 
 from ddp_notebook.rank.group.call_site import USER
 from ddp_notebook.rank.group.calls import Call
@@ -13,6 +14,7 @@ from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.record.training.step_observer import tell
 from ddp_notebook.stdlib import weakref
 
+_RETURNS_WORK = distributed_c10d.__file__  # other functions of torch wait themselves, also in C++
 _MOST = 256
 _FUTURE = "get_future"  # a caller of it may wait for the future instead
 
@@ -43,7 +45,7 @@ class Operations:
         tell(self._issued, call)
 
     def _issued(self, call: Call) -> None:
-        if call.site is None or call.site[0] is not USER or call.backward is not None or len(self._calls) >= _MOST:
+        if not _is_of_user(call) or call.backward is not None or len(self._calls) >= _MOST:
             return
         at = call.kernel.at_tensors
         tensors = flat(call.arguments[at]) if at is not None and call.arguments else ()
@@ -81,3 +83,9 @@ class Operations:
         for call, _ in list(self._calls.values()):
             self.forgotten(call)
         self._calls.clear()
+
+
+def _is_of_user(call: Call) -> bool:
+    """Return whether the user has called the function of torch that returned the work."""
+    site = call.site
+    return site is not None and site[0] is USER and site[1] is not None and site[1].co_filename == _RETURNS_WORK

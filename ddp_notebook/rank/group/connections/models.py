@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_notebook.rank.cell.current_line import OURS
 from ddp_notebook.rank.cell.exceptions import with_type
 from ddp_notebook.stdlib import contextlib, functools, gc, weakref
 
@@ -27,6 +29,9 @@ class Models:
 
     def watch(self) -> None:
         """Register models when they are made."""
+        for kind in (DistributedDataParallel, FullyShardedDataParallel):
+            module: Any = sys.modules[kind.__module__]
+            module.warnings = _Warnings(module.warnings)
         _remember(DistributedDataParallel, "__init__", self._ddp)
         _remember(DistributedDataParallel, "__setstate__", self._ddp)
         _remember(FullyShardedDataParallel, "__init__", self._fsdp1)
@@ -101,6 +106,29 @@ class Models:
                 "FullyShardedDataParallel cannot be reset after an aborted step: wrap such models again on all ranks"
             )
         return notes
+
+
+class _Warnings:
+    """The module `warnings` for a module of torch: warnings have the line of the user's call, not of our wrappers.
+
+    Args:
+        warnings: the module.
+    """
+
+    def __init__(self, warnings: ModuleType) -> None:
+        self._warnings = warnings
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._warnings, name)
+
+    def warn(self, message: Any, category: Any = None, stacklevel: int = 1, **named: Any) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        ours = 1  # this function
+        for _ in range(stacklevel - 1):
+            frame = frame and frame.f_back
+            while frame is not None and frame.f_code.co_filename.startswith(OURS):
+                frame, ours = frame.f_back, ours + 1
+        self._warnings.warn(message, category, stacklevel + ours, **named)
 
 
 def _remember(kind: type, name: str, models: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.stdlib import logging
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class StepObserver:
 
 
 def tell(observe: Any, *args: Any, **named: Any) -> None:
-    """Call a method of an observer, and log an error."""
+    """Call a method of an observer, hide its operators from the user's modes, and log an error."""
     try:
-        observe(*args, **named)
+        unseen(observe, *args, **named)
     except Exception:  # the user's step must continue
         _log.info("a step was not observed", exc_info=True)
