@@ -257,6 +257,7 @@ except FileNotFoundError:
 """
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_pull_works_in_a_deleted_working_directory():
     """oneMKL ends a process that imports torch in such a directory, and the notebook with it."""

@@ -126,6 +126,7 @@ def test_its_interrupt_reaches_a_px_cell(session, tmp_path):
     assert session.run("dist.barrier()").ok
 
 
+@pytest.mark.long
 def test_without_a_controller_all_else_goes_on(make_session_alone):
     """The next use of `client` starts it again, with the same engines."""
     session = make_session_alone(2)
@@ -182,6 +183,7 @@ def test_a_load_balanced_view_names_the_rank_that_died(make_session_alone):
     assert "died while running" not in str(raised.value.render_traceback())
 
 
+@pytest.mark.long
 def test_a_call_in_another_thread_ends_with_the_session(make_session):
     session = make_session(2)
     view = session.client[:]

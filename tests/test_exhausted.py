@@ -190,6 +190,7 @@ def test_memory_of_a_rank(make_session, limit):
     assert session.run("x = torch.ones(8 << 20); dist.all_reduce(x); print(x[0].item())")[1].stdout == "2.0\n"
 
 
+@pytest.mark.long
 def test_the_compiler_fails_without_a_word(make_session):
     """Without memory, the parser of Python 3.11 sometimes sets no exception. The test raises the error of that case."""
     session = make_session(2)
@@ -203,6 +204,7 @@ def test_the_compiler_fails_without_a_word(make_session):
     assert "SystemError: <built-in function compile> returned NULL" in said  # rank 0 has memory
 
 
+@pytest.mark.long
 def test_a_stop_without_memory(make_session):
     session = make_session(2)
     session.run(f"kept = 'kept'{_USE_UP_MEMORY % 'AS'}")
@@ -315,6 +317,7 @@ def memory_cgroup():
     folder.rmdir()
 
 
+@pytest.mark.long
 @AS_ROOT
 def test_processes_of_a_cgroup(pids_cgroup, make_session):
     session = make_session(2)

@@ -359,7 +359,7 @@ def test_the_monitor_imports_no_torch():
     assert heavy(modules) == set()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_view_imports_matplotlib_while_its_cell_runs():
     prepares = "ViewPlacement.prepare_picture(types.SimpleNamespace())"
     waits = "[one.join() for one in threading.enumerate() if one.name == 'ddp-picture-import']"

@@ -98,6 +98,7 @@ def pids(session) -> list[int]:
     return [row.pid for row in session.status().rows]
 
 
+@pytest.mark.long
 def test_stops_during_the_clean_up_replace_no_rank(make_session, capsys):
     """Both presses come while rank 1 cleans up. The second one replaces ranks that do not end their cell."""
     session = make_session(2)
@@ -115,6 +116,7 @@ def test_stops_during_the_clean_up_replace_no_rank(make_session, capsys):
     assert pids(session) == before and session.run("kept", ranks=1)[1].result == "7"
 
 
+@pytest.mark.long
 def test_garbage_is_collected_after_the_end_of_a_failed_cell(make_session):
     """A collection takes seconds with large libraries. It neither delays the result nor looks like a hang."""
     session = make_session(2)

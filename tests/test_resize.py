@@ -347,6 +347,7 @@ def test_shards_are_gathered_and_built_anew(make_session):
     assert found == pytest.approx(losses(session, 7), rel=1e-9)
 
 
+@pytest.mark.long
 def test_no_cell_comes_between_the_plan_and_what_is_built_anew(make_session):
     session = make_session(2)
     session.run(SHARDED, quiet=True)

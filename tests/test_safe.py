@@ -234,7 +234,7 @@ def test_what_is_too_large_is_refused_before_it_takes_memory():
         write("x", [bytes(600), bytes(600)], 1000)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_lists_that_share_lists_end(monkeypatch):
     monkeypatch.setattr(safe, "MOST_JSON_BYTES", 1_000_000)
     value: list[Any] = [1]

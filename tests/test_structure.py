@@ -1,6 +1,8 @@
 """Measures of the package's structure, from its syntax trees."""
 
 import ast
+import functools
+import gc
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +19,16 @@ MOST_COMPLEX = 20
 LONGEST_TEST_NAME = 60
 
 
+@functools.cache
+def parsed(source: str) -> list[ast.AST]:
+    """Return all nodes of a source text. Several tests read those of all files."""
+    gc.disable()  # the collector would look through all earlier trees again and again
+    try:
+        return list(ast.walk(ast.parse(source)))
+    finally:
+        gc.enable()
+
+
 def complexity(function: ast.AST) -> int:
     """Return the cyclomatic complexity of a function, with its inner functions."""
     nodes = list(ast.walk(function))
@@ -24,9 +36,9 @@ def complexity(function: ast.AST) -> int:
     return 1 + branches + sum(len(node.values) - 1 for node in nodes if isinstance(node, ast.BoolOp))
 
 
-def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+def functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Return all functions and methods, nested ones too."""
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [node for node in parsed(source) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def too_complex(source: str) -> Iterator[tuple[str, int]]:
@@ -35,7 +47,7 @@ def too_complex(source: str) -> Iterator[tuple[str, int]]:
     if len(KEYWORDS.findall(source)) < MOST_COMPLEX:
         return
     lines = source.splitlines()
-    for function in functions(ast.parse(source)):
+    for function in functions(source):
         text = "\n".join(lines[function.lineno - 1 : function.end_lineno])
         if len(KEYWORDS.findall(text)) >= MOST_COMPLEX and (count := complexity(function)) > MOST_COMPLEX:
             yield f"{function.name}, line {function.lineno}", count
@@ -71,7 +83,7 @@ def test_each_kind_of_branch_counts():
         "def f():\n match a:\n  case 1: pass\n  case _: pass": 3,
         "def f():\n async def g():\n  if a: pass": 2,
     }.items():
-        assert complexity(functions(ast.parse(source))[0]) == expected, source
+        assert complexity(functions(source)[0]) == expected, source
 
 
 # ---- names
@@ -113,7 +125,7 @@ def without_super_init(sources: Mapping[str, str]) -> set[str]:
     classes: dict[tuple[str, str], ast.ClassDef] = {}
     imported: dict[tuple[str, str], tuple[str, str]] = {}
     for module, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in parsed(source):
             if isinstance(node, ast.ClassDef):
                 classes[module, node.name] = node
             elif isinstance(node, ast.ImportFrom) and node.module:

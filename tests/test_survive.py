@@ -314,6 +314,7 @@ values, errors
 """
 
 
+@pytest.mark.long
 def test_a_rank_dies_that_has_half_of_a_message(make_session_alone, tmp_path):
     """gloo does not end that send. The package cuts the connection, and its error counts as the loss of a rank."""
     session = make_session_alone(2)
@@ -321,6 +322,7 @@ def test_a_rank_dies_that_has_half_of_a_message(make_session_alone, tmp_path):
     assert ast.literal_eval(result[0].result) == ([0, 1, 2], ["this operation was aborted to end the cell"])
 
 
+@pytest.mark.long
 def test_one_rank_is_left_of_three(make_session_alone, capsys, tmp_path):
     session = make_session_alone(3)
     code = SHRINK.format(source="sampler", victims=[0, 2], folder=str(tmp_path))

@@ -563,6 +563,7 @@ def test_push_in_a_notebook(ranks):
     assert (reply.ename, reply.evalue[:35]) == ("UsageError", "the notebook has no variable 'nope'")
 
 
+@pytest.mark.long
 def test_values_that_were_pulled_go_back_to_their_ranks(ranks):
     ranks.run("%ddp_pull x --as back")
     ranks.run("%ddp_push back")

@@ -129,6 +129,7 @@ def test_a_run_tells_what_the_ranks_did(plain):
     np.testing.assert_allclose(np.mean(local, axis=0), after[0], rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{"gradient_as_bucket_view": True}, {"static_graph": True}, {"bucket_cap_mb": 25}])
 def test_options_of_memory_and_order_change_no_number(ddp, plain, options):
     found = ddp.run(**options)
@@ -139,6 +140,7 @@ def test_options_of_memory_and_order_change_no_number(ddp, plain, options):
     assert next(iter(options)) in found.name or "25 MB" in found.name
 
 
+@pytest.mark.long
 def test_a_slower_link_shows_where_nothing_hides_it(ddp, plain):
     found = ddp.run(steps=5, link_mb_s=20)
 
@@ -185,6 +187,7 @@ def test_passes_without_synchronisation_send_nothing(ddp, plain):
     assert len(backwards) == 3 * len(plain.losses[0])
 
 
+@pytest.mark.long
 def test_a_layer_without_a_part_in_the_loss(ddp, session):
     with pytest.raises(RankError, match="parameters that were not used in producing loss"):
         ddp.run(unused=True)
@@ -266,6 +269,7 @@ def test_pieces_of_a_step_that_is_known():
 # ---- sliders
 
 
+@pytest.mark.long
 def test_what_is_moved_runs_anew(ddp):
     from ddp_notebook.lessons.ddp.sliders import DDPSliders
 

@@ -37,7 +37,7 @@ def test_an_offset_is_never_wrong_by_more_than_it_says():
             assert abs(clock.offset_ns(1) - offset_ns) <= error_ns_of(clock)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_offset_that_drifts_is_followed():
     for seed in range(8):
         chance = random.Random(seed)

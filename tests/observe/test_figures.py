@@ -107,6 +107,7 @@ def test_many_ranks_are_drawn_as_range_median_and_outliers():
     assert words(axes) == ["band: the range of 64 ranks", "median", "rank 7: 2.08", "rank 12: 2.13", "rank 40: 2.44"]
 
 
+@pytest.mark.long
 def test_labels_of_up_to_sixteen_ranks_do_not_overlap():
     figure = figures.loss(logged({rank: [2, 1 + rank / 1000] for rank in range(16)}))
     figure.draw_without_rendering()
@@ -133,6 +134,7 @@ def test_many_ranks_without_a_number_are_drawn_too():
     assert title(figure) == "loss becomes nan at step 0 on ranks 0-19"
 
 
+@pytest.mark.long
 def test_cells_that_go_on_are_one_line_and_others_only_the_last():
     went_on = logged({0: [1, 0.5]}, cell=2, first=3, into=logged({0: [3, 2, 1.5]}))
     anew = logged({0: [9, 8]}, cell=2, into=logged({0: [3, 2, 1.5]}))
@@ -152,6 +154,7 @@ def test_cells_that_go_on_are_one_line_and_others_only_the_last():
         figures.loss(anew, cell=4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unit", STEP_UNITS)
 def test_the_axis_names_what_the_steps_count(unit):
     recording = logged({0: [2, 1, 0.5], 1: [2, np.nan, 1]}, is_given=False, unit=unit)
@@ -200,6 +203,7 @@ def test_steps_are_bars_whose_parts_add_up():
     assert by_step.get_ylabel() == "time (ms), mean of ranks"
 
 
+@pytest.mark.long
 def test_ranks_of_several_hosts_stand_under_their_hosts():
     run = simulate(slow=2, phase="forward", extra_ms=50, steps=12)
     run.hosts = ("gpu1", "gpu1", "gpu2", "gpu2")
@@ -302,6 +306,7 @@ def test_a_bucket_that_is_still_under_way_is_drawn():
 # ---- bandwidth
 
 
+@pytest.mark.long
 def test_bandwidth_has_a_line_per_operation_over_message_size():
     found = [
         Bandwidth(
@@ -471,6 +476,7 @@ MORE_NAMES = [
 ALL_NAMES = [*NAMES, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_NAMES)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALL_NAMES, ids=ascii)
 @pytest.mark.filterwarnings("error")
 def test_a_name_is_shown_as_it_is_wherever_it_stands(name, tmp_path):
@@ -523,6 +529,7 @@ def test_the_name_of_a_metric_is_not_longer_than_its_axis(name, monkeypatch):
     assert shown == name if name == "loss" else (shown.endswith("\N{HORIZONTAL ELLIPSIS}") and label > 0.8 * axis)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("error")
 def test_labels_of_powers_stay_formulas():
     figure = figures.loss(logged({0: [1e5, 1.0, 1e-3]}, name="$a$"))

@@ -215,7 +215,7 @@ def test_a_pickle_is_not_opened(tmp_path):
         load(tmp_path / "bad.npz")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_damaged_file_is_an_error_or_the_same_recording(tmp_path):
     path, recording = tmp_path / "run.npz", full()
     recording.save(path)

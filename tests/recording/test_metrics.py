@@ -314,7 +314,7 @@ def logging_loop(monkeypatch):
     flusher.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_loop_that_only_logs_waits_for_the_recorder(logging_loop):
     passed_on, _ = logging_loop(150_000)
     assert passed_on == 150_000
@@ -338,7 +338,7 @@ def test_large_records_do_not_displace_logged_values():
     assert len(event_buffer) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_logging_loop_continues_without_a_reader(logging_loop):
     _, took_s = logging_loop(120_000, nobody_takes=True)
     assert took_s < 60.0, "20,000 values would wait 0.2 s each"
@@ -781,6 +781,7 @@ def test_a_baseline_leaves_everything_as_it_was(trained):
     assert alone["world_size"] == 1 and alone["samples_per_s"] == pytest.approx(8 / alone["step_ns"] * 1e9)
 
 
+@pytest.mark.long
 def test_a_second_baseline_compares_with_the_training_too(trained):
     trained.run("for n in range(4): step(torch.randn(8, 4))", quiet=True)
     cell = trained.recording.steps(rank=0)[-1].cell

@@ -208,6 +208,7 @@ def test_collectives_of_the_users_own_have_no_meaning(ranks):
     assert named(ranks, backward=False) == [("", "")]
 
 
+@pytest.mark.long
 def test_compiled_code_keeps_dtensors_functions_whole(ranks):
     ranks.run(
         """
@@ -275,6 +276,7 @@ def is_marked(step: int) -> bool:
     return step < FIRST_STEPS or spread(step) % _PERIOD == 0
 
 
+@pytest.mark.long
 def test_a_long_loop_has_names_in_all_steps_and_marks_in_few(loop):
     loop.run(f"train({_STEPS})", quiet=True)
     for rank in (0, 1):
@@ -399,7 +401,7 @@ def test_a_name_that_is_known_in_a_backward_must_be_the_same():
     assert names(calls) == ["a", "b", ""]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_step_that_is_over_keeps_no_calls():
     known = Known()
     one, calls = sequence(known, "a", ">x", is_marked=True)

@@ -168,6 +168,7 @@ for step in range(4 * {STEPS}):
         assert len(set(short[rank]) & {one.number for one in own}) == len(own) - FIRST_CALLS - 1, "one is learned"
 
 
+@pytest.mark.long
 def test_a_model_that_is_gone_gives_its_place(session):
     """It ran forward but never backward, and the next model may reuse its memory."""
     code = f"""
@@ -206,6 +207,7 @@ finally: ValueSampling.keeps = keeps
         assert [one.number for one in found] == list(range(found[0].number, found[0].number + len(found)))
 
 
+@pytest.mark.long
 def test_a_thread_has_its_own(session):
     """A function that each epoch calls in a new thread."""
     code = f"""
@@ -237,6 +239,7 @@ train(models, {STEPS})
     assert {one.dtype for one in found if one.bucket is not None} == {"float16"}
 
 
+@pytest.mark.long
 def test_what_a_hook_of_the_users_calls_is_looked_at(session):
     """A call during a backward whose buckets use the fast path: recorded with its own line, and compared."""
     code = f"""
@@ -259,6 +262,7 @@ train(models, {STEPS})
     assert session["x"][0].item() == 2.0
 
 
+@pytest.mark.long
 def test_a_backward_that_fails_leaves_what_it_has_begun(session):
     """One rank raises before its last bucket. Started operations of the other rank are reported, and finished ones
     completed."""
@@ -285,6 +289,7 @@ train(models, {STEPS})
     assert all(len(one) > STEPS for one in short), "the next ones take it again"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "hook",
     [

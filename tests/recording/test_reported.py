@@ -55,6 +55,7 @@ def test_the_report_advises_num_workers_for_a_slow_loader(prepared):
     assert "DataLoader with num_workers" in advice and "DataLoader has num_workers=0 and takes" in advice
 
 
+@pytest.mark.long
 def test_worker_starts_per_epoch_cause_no_advice_of_more_workers(prepared):
     prepared.run("train(DataLoader(Slow(0), batch_size=16, num_workers=2), 6, evaluates=True)", quiet=True)
     found = prepared.report()
@@ -76,6 +77,7 @@ def test_worker_starts_per_epoch_cause_no_advice_of_more_workers(prepared):
     assert settings == {(2, False, 4)}
 
 
+@pytest.mark.long
 def test_rare_worker_starts_are_found_and_parts_add_up(prepared):
     """The mean leaves out the shortest and longest 5 % of the steps, which include all starts of workers."""
     prepared.run("other = DataLoader(Slow(0))\niter(other)", quiet=True)  # has the first name

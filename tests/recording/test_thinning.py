@@ -169,6 +169,7 @@ def test_optimizers_that_take_turns_both_have_their_values(trained):
         trained.run("del thinning._choose_period")
 
 
+@pytest.mark.long
 def test_the_monitor_and_a_saved_recording_count_left_out_values(trained, tmp_path):
     calls = _calls(trained, f"train({STEPS})")
     recording = trained.recording

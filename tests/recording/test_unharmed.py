@@ -381,7 +381,7 @@ def test_functions_that_save_can_be_sent_to_another_process(ranks):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_cpu_time_of_ended_child_processes_counts_for_the_rank():
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this system counts nothing")

@@ -66,6 +66,7 @@ def test_an_error_comes_at_once_and_shutdown_ends(session, call):
     assert time.monotonic() - began_s < 15.0
 
 
+@pytest.mark.long
 def test_an_operator_that_fails_late(session):
     """No wait may send the reference to the owner: torch would answer neither of the two calls."""
     call = "rpc.remote(other, torch.linalg.inv, args=(torch.ones(1500, 1500),)).to_here()"
@@ -104,6 +105,7 @@ def test_shutdown_ends_after_a_timed_out_call_that_never_returns(session):
     assert [text.splitlines()[1:] for text in told] == [["True", "True"]] * 2
 
 
+@pytest.mark.long
 def test_an_operator_that_fails_late_for_a_third_worker(make_session_alone):
     code = (
         f"{INIT}def fetch(reference): return reference.to_here(timeout=20)\n"

@@ -82,6 +82,7 @@ def test_gradients_of_a_replaced_rank_and_a_dead_rank_stay_apart(session):
     assert [text.splitlines()[-1] for text in said(session, code)] == ["0 [3.0, 3.0]", "1 [3.0, 3.0]"]
 
 
+@pytest.mark.long
 def test_a_distributed_optimizer_after_a_rank_was_replaced(session):
     """Its step is a script on the worker that has the parameters."""
     replace_rank_1(session)

@@ -56,6 +56,7 @@ def test_a_program_has_the_outcome_of_bare_processes(make_session, tmp_path, nam
         assert [_FIGURE.findall(result[rank].stdout) for rank in range(workers)] == expected
 
 
+@pytest.mark.long
 def test_a_program_pasted_with_its_spawn_is_told_what_to_call(make_session):
     session = make_session(2)
     with pytest.raises(RankError, match=r"The ranks exist already: call run_worker\(dist.get_rank\(\), ...\) in"):

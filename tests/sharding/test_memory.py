@@ -75,6 +75,7 @@ def test_what_is_held_now_and_what_was_measured_before(ranks):
     assert lines[1].startswith("ranks 0,1") and lines[2].startswith("before, ranks 0,1")
 
 
+@pytest.mark.long
 def test_a_model_may_be_called_several_times(ranks):
     """Examples are gradient accumulation and a loop."""
     ranks.run(f"model = DDP(make(), gradient_as_bucket_view=True); {_ADAM}\nstep(); step()", quiet=True)

@@ -261,6 +261,7 @@ def test_a_folder_that_is_a_link_is_not_followed(session, project, home):
     session.run("if local_rank == 0: os.unlink('linked')", quiet=True)
 
 
+@pytest.mark.long
 def test_what_cannot_be_sent_stops_the_start(session, project):
     with pytest.raises(UsageError, match="the folder to send must exist, got 'no/such'"):
         DirectHosts(StartOptions(hosts=ddp_notebook.Ssh("one:1", sync="no/such")))

@@ -57,7 +57,7 @@ def test_silence_shows_the_time(monkeypatch):
     wait_until(lambda: shown().count(" s  installing 2 packages\n") == 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_failure_shows_what_pip_says(tmp_path):
     command = [sys.executable, str(TOOL), "--no-index", "no_such_package_of_ddp_notebook"]
     failed = subprocess.run(command, capture_output=True, text=True)

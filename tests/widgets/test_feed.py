@@ -161,7 +161,7 @@ def test_what_is_told_piece_by_piece_is_the_same(scene):
     assert len(tables["span"]) - len(told) == len(recording.rows("span"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_thinned_steps_of_a_fast_start_are_sent_on_request():
     fast = simulate(world_size=8, steps=60, input_ms=0.5, forward_ms=1, backward_ms=2, optimizer_ms=0.5)
     run = simulate(world_size=8, steps=30, into=fast, input_ms=20, forward_ms=150, backward_ms=150)
@@ -297,7 +297,7 @@ def test_a_snapshot_and_an_answer_are_as_old_as_the_last_delta():
     assert later is not None and metrics_of(later, 2)[0]["value"].tolist() == list(range(7))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_flood_of_metrics_keeps_minimum_maximum_and_count():
     rank, recording = Rank(0), Recording(1)
     feed = Feed(recording)

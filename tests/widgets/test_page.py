@@ -154,7 +154,7 @@ def test_values_that_stay_are_the_last_of_all_ranks(monkeypatch):
     assert value["rank"].tolist() == [0, 1] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_recording_gives_the_same_page_of_one_file(saved, recording, tmp_path):
     text = saved.read_text()
     again = recording.save_html(tmp_path / "again.html").read_text()
@@ -188,7 +188,7 @@ def test_without_scripts_the_picture_and_the_text_stand_there(saved, recording):
         assert "Where scripts may run" in shown.locator("noscript").inner_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_page_that_has_it_in_a_frame_says_the_theme(saved):
     with opened(saved, scheme="dark") as shown:
         monitor = shown.locator(".ddpm")
@@ -207,7 +207,7 @@ def test_the_packed_data_are_the_message(saved, recording):
     assert json.loads(header) == found.header
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_empty_recording_has_a_page_too(tmp_path):
     with opened(Recording(2).save_html(tmp_path / "empty.html")) as shown:
         assert shown.title() == "2 ranks, nothing recorded"

@@ -125,7 +125,7 @@ def test_nothing_cannot_be_simulated(arguments, words):
         simulate(**arguments)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_64_ranks_for_500_steps_take_seconds():
     began = time.process_time()
     recording = simulate(world_size=64, steps=500)

@@ -149,7 +149,7 @@ def test_the_picture_is_small_fast_and_says_what_it_shows(world_size, steps):
     assert image.text["Description"] == saved_summary.text(recording)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("ground", [LIGHT, DARK])
 def test_it_reads_on_a_light_and_on_a_dark_page(ground):
     image = opened(saved_summary.picture(simulate(4))).convert("RGBA")
