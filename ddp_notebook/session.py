@@ -27,7 +27,7 @@ from ddp_notebook.run.cells.options import check_timeout
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.watch import NOTEBOOK, SideView
 from ddp_notebook.run.consistency.agreement import Agreement
-from ddp_notebook.run.consistency.sentences import list_names
+from ddp_notebook.run.consistency.compared_entries import list_names
 from ddp_notebook.run.groups import rank_states
 from ddp_notebook.run.groups.ranks import SessionRanks
 from ddp_notebook.run.interrupted import OF_SESSION, tells_interrupts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_notebook.records.operation import Operation
-from ddp_notebook.run.cells.left_behind import EndedRanks
+from ddp_notebook.run.cells.watch import EndedRanks
 from ddp_notebook.run.groups import diagnosis
 from ddp_notebook.run.groups.diagnosis import Absences, LeftBehind, RankView, left_behind, stuck, verdict
 from ddp_notebook.run.groups.reasons import LoopFacts, StoreWait

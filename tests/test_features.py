@@ -17,7 +17,7 @@ from ddp_notebook.run import features
 from tests.conftest import wait_until
 from tests.test_layers import imported, modules
 
-_MODULES = {name: module.removesuffix(".feature") for name, module in FEATURES.items()}
+_MODULES = {name: module.removesuffix(".feature").removesuffix(".catalogue") for name, module in FEATURES.items()}
 _SUM = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
 
 

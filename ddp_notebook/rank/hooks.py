@@ -43,7 +43,7 @@ FEATURES = {
     "files": "ddp_notebook.rank.files",
     "resize": "ddp_notebook.rank.resize.feature",
     "survive": "ddp_notebook.rank.survive.feature",
-    "torch_errors": "ddp_notebook.rank.torch_errors.feature",
+    "torch_errors": "ddp_notebook.rank.torch_errors.catalogue",
 }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ddp_notebook.launch.options import ELSEWHERE, LOCAL, TABLE, Option, StartOptions
 from ddp_notebook.magics import _MAGICS
 from ddp_notebook.rank.torch_errors import catalogue
-from ddp_notebook.rank.torch_errors.entry import Entry
+from ddp_notebook.rank.torch_errors.known_error import KnownError
 from ddp_notebook.run.magic_help import sections
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "reference"
@@ -67,7 +67,7 @@ def torch_errors_page() -> str:
     return "\n".join(parts)
 
 
-def _torch_error_row(entry: Entry) -> str:
+def _torch_error_row(entry: KnownError) -> str:
     message = " ".join(entry.text.replace(":d}", "}").replace("{}", "...").replace("`", "'").split())
     cause, fix = (one.replace("!r}", "}").replace("{{", "{").replace("}}", "}") for one in (entry.cause, entry.fix))
     return f"| `{entry.kind.split()[0]}: {message}` | {_plain(cause)} | {_plain(fix)} |".replace("||", "\\|\\|")

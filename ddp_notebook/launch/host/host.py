@@ -15,8 +15,14 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 from ddp_notebook.errors import HostError, StartError, StartTimeoutError
-from ddp_notebook.launch.host.owner.pulse import Pulse
-from ddp_notebook.launch.host.owner.requests import HostGoneError, HostSilentError, HostTimeoutError, Reply, Requests
+from ddp_notebook.launch.host.owner.requests import (
+    HostGoneError,
+    HostSilentError,
+    HostTimeoutError,
+    Pulse,
+    Reply,
+    Requests,
+)
 from ddp_notebook.launch.processes import Identity
 from ddp_notebook.launch.transports.base import Transport
 from ddp_notebook.messages import framing

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from ddp_notebook.errors import HostError, UsageError
 from ddp_notebook.launch import processes
-from ddp_notebook.launch.host.owner.pulse import Pulse
-from ddp_notebook.launch.host.owner.requests import HostSilentError
+from ddp_notebook.launch.host.owner.requests import HostSilentError, Pulse
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.exception_data import error_of
 from ddp_notebook.launch.options import StartOptions

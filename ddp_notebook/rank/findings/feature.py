@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp_notebook.messages.ranks import RunCell
-from ddp_notebook.rank.findings.steps import StepFacts
+from ddp_notebook.rank.findings.step_facts import StepFacts
 from ddp_notebook.rank.hooks import Core, Feature
 
 

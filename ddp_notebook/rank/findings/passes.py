@@ -25,7 +25,7 @@ class _Pass:
 
 
 class _Draws:
-    """Batches of one iterator of a loader."""
+    """InputChecksums of one iterator of a loader."""
 
     __slots__ = ("at_backward", "count", "iterator", "number")
 

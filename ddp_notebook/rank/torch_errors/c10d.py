@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.distributed import get_backend, get_rank, is_initialized
 
-from ddp_notebook.rank.torch_errors import names
-from ddp_notebook.rank.torch_errors.entry import Entry, Values
+from ddp_notebook.rank.torch_errors import parameter_names
+from ddp_notebook.rank.torch_errors.known_error import KnownError, Values
 from ddp_notebook.rank.torch_errors.raised import Raised, variables
 
 _C10D = r"^torch\.distributed\.distributed_c10d:"
@@ -29,14 +29,14 @@ def _group(raised: Raised) -> Any:
 
 
 def _outside(raised: Raised, _: Mapping[str, str]) -> Values | None:
-    root, ranks = _root(raised), names.ranks_of(_group(raised))
+    root, ranks = _root(raised), parameter_names.ranks_of(_group(raised))
     if root is None or root[1] in ranks:
         return None
-    return {"argument": root[0], "first": ranks[0], "ranks": names.ranks(_group(raised))}
+    return {"argument": root[0], "first": ranks[0], "ranks": parameter_names.ranks(_group(raised))}
 
 
 def _outside_of_group(raised: Raised, _: Mapping[str, str]) -> Values | None:
-    return {"ranks": names.ranks(raised.local(_C10D + "get_group_rank$", "group"))}
+    return {"ranks": parameter_names.ranks(raised.local(_C10D + "get_group_rank$", "group"))}
 
 
 def _named(raised: Raised, _: Mapping[str, str]) -> Values | None:
@@ -47,8 +47,8 @@ def _named(raised: Raised, _: Mapping[str, str]) -> Values | None:
 
 
 def _invalid_root(raised: Raised, found: Mapping[str, str]) -> Values | None:
-    size = len(names.ranks_of(_group(raised)))
-    return {"size": size, "ranks": names.ranks(_group(raised))} if int(found["root"]) >= size else None
+    size = len(parameter_names.ranks_of(_group(raised)))
+    return {"size": size, "ranks": parameter_names.ranks(_group(raised))} if int(found["root"]) >= size else None
 
 
 def _with_operation(raised: Raised, _: Mapping[str, str]) -> Values | None:
@@ -68,13 +68,13 @@ def _with_root(raised: Raised, _: Mapping[str, str]) -> Values | None:
 
 
 def _list_of_reduce_scatter(raised: Raised, _: Mapping[str, str]) -> Values | None:
-    given, size = raised.argument("input_list"), len(names.ranks_of(_group(raised)))
+    given, size = raised.argument("input_list"), len(parameter_names.ranks_of(_group(raised)))
     return {"got": len(given), "size": size} if isinstance(given, list) and len(given) != size else None
 
 
 def _sizes_of_gather(raised: Raised, _: Mapping[str, str]) -> Values | None:
     output, given = raised.argument("output_tensor"), raised.argument("input_tensor")
-    size = len(names.ranks_of(_group(raised)))
+    size = len(parameter_names.ranks_of(_group(raised)))
     if not isinstance(output, torch.Tensor) or output.numel() == size * given.numel():
         return None
     return {"out": output.numel(), "each": given.numel(), "size": size, "wanted": size * given.numel()}
@@ -89,7 +89,7 @@ def _dtypes_of_gather(raised: Raised, _: Mapping[str, str]) -> Values | None:
 
 def _sizes_of_scatter(raised: Raised, _: Mapping[str, str]) -> Values | None:
     output, given = raised.argument("output"), raised.argument("input")
-    size = len(names.ranks_of(_group(raised)))
+    size = len(parameter_names.ranks_of(_group(raised)))
     if not isinstance(output, torch.Tensor) or output.numel() * size == given.numel():
         return None
     return {"out": output.numel(), "each": given.numel(), "size": size, "wanted": size * output.numel()}
@@ -103,7 +103,7 @@ def _sizes_of_exchange(raised: Raised, _: Mapping[str, str]) -> Values | None:
 
 
 def _split_count(raised: Raised, _: Mapping[str, str]) -> Values | None:
-    size = len(names.ranks_of(_group(raised)))
+    size = len(parameter_names.ranks_of(_group(raised)))
     for name in ("input_split_sizes", "output_split_sizes"):
         given = raised.argument(name)
         if given and len(given) != size:
@@ -165,7 +165,7 @@ def _pickled(raised: Raised, _: Mapping[str, str]) -> Values | None:
 
 
 ENTRIES = (
-    Entry(
+    KnownError(
         name="root outside the group",
         text="Global rank {rank:d} is not part of group ",
         kind="ValueError",
@@ -174,7 +174,7 @@ ENTRIES = (
         cause="{argument} counts the ranks of the session, and this group has {ranks} of them",
         fix="pass {argument}={first}, or group_{argument}=0 for the first rank of the group",
     ),
-    Entry(
+    KnownError(
         name="rank outside the group",
         text="Global rank {rank:d} is not part of group ",
         kind="ValueError",
@@ -183,7 +183,7 @@ ENTRIES = (
         cause="rank {rank} of the session is not in this group, which has the ranks {ranks}",
         fix="pass one of these ranks, or call it only on them",
     ),
-    Entry(
+    KnownError(
         name="root of a group too large",
         text="ProcessGroupGloo::{operation}: invalid root rank: {root:d}",
         kind="RuntimeError",
@@ -192,7 +192,7 @@ ENTRIES = (
         cause="ranks within this group count from 0, and it has {size}: the ranks {ranks} of the session",
         fix="pass a number below {size}, or src= or dst= with a rank of the session",
     ),
-    Entry(
+    KnownError(
         name="two roots",
         text="Can't specify both group_rank and global_rank",
         kind="ValueError",
@@ -201,7 +201,7 @@ ENTRIES = (
         cause="{operation} got both {argument}, a rank of the session, and group_{argument}, a rank within the group",
         fix="pass one of them",
     ),
-    Entry(
+    KnownError(
         name="no root",
         text="Must specify global_rank or group_rank",
         kind="ValueError",
@@ -210,7 +210,7 @@ ENTRIES = (
         cause="{operation} needs the rank that it sends from or to",
         fix="pass {argument}=0, or another rank of the session",
     ),
-    Entry(
+    KnownError(
         name="message to itself",
         text="Invalid {} rank: {direction} rank should not be the same as the rank of the current process.",
         kind="ValueError",
@@ -219,7 +219,7 @@ ENTRIES = (
         cause="rank {here} is the {direction} of its own {operation}",
         fix="pass another rank, such as (rank + 1) % world_size",
     ),
-    Entry(
+    KnownError(
         name="list of all_gather",
         text="ProcessGroupGloo::allgather: invalid output tensor list at index 0 (expected length {size:d}, got "
         "{got:d})",
@@ -228,7 +228,7 @@ ENTRIES = (
         cause="all_gather fills one tensor for each of the {size} ranks of the group, and its list has {got}",
         fix="pass [torch.empty_like(x) for _ in range({size})]",
     ),
-    Entry(
+    KnownError(
         name="shapes of all_gather",
         text="ProcessGroupGloo::allgather: invalid tensor size at index {index:d} (expected ({wanted}), got ({got}))",
         kind="RuntimeError",
@@ -236,7 +236,7 @@ ENTRIES = (
         cause="tensor {index} of the list has the shape ({got}), and the input has ({wanted})",
         fix="all tensors of the list have the shape of the input, which is the same on all ranks; pad shorter inputs",
     ),
-    Entry(
+    KnownError(
         name="output of all_gather_into_tensor",
         text="ProcessGroupGloo::allgather: invalid tensor size at index {index:d} (expected ",
         kind="RuntimeError",
@@ -245,7 +245,7 @@ ENTRIES = (
         cause="{size} ranks * {each} elements = {wanted}, and the output has {out}",
         fix="make the output {size} times as large as the input in its first dimension",
     ),
-    Entry(
+    KnownError(
         name="dtype of all_gather_into_tensor",
         text="ProcessGroupGloo::allgather: invalid tensor type at index {index:d} (expected TensorOptions(",
         kind="RuntimeError",
@@ -254,7 +254,7 @@ ENTRIES = (
         cause="the input is {each}, and the output is {out}",
         fix="make the output with dtype={each}",
     ),
-    Entry(
+    KnownError(
         name="mixed dtypes",
         text="Invalid usage of tensors with different dtypesFound {one} and  {two}",
         kind="ValueError",
@@ -263,7 +263,7 @@ ENTRIES = (
         cause="the tensors of this {operation} are {one} and {two}",
         fix="make the outputs with the dtype of the input",
     ),
-    Entry(
+    KnownError(
         name="strided message",
         text="input tensor has to be contiguous",
         kind="RuntimeError",
@@ -273,7 +273,7 @@ ENTRIES = (
         fix="send x.contiguous(), or receive into a new tensor and copy it into the view",
         other_texts=("Tensors must be contiguous",),
     ),
-    Entry(
+    KnownError(
         name="no scatter_list",
         text="Argument ``scatter_list`` must be specified on source rank.",
         kind="ValueError",
@@ -282,7 +282,7 @@ ENTRIES = (
         cause="rank {here} is the source of this scatter, and it passed no scatter_list",
         fix="pass scatter_list with one tensor for each rank on rank {here}, and None on the others",
     ),
-    Entry(
+    KnownError(
         name="scatter_list on another rank",
         text="Argument ``scatter_list`` must NOT be specified on non-source ranks.",
         kind="ValueError",
@@ -291,7 +291,7 @@ ENTRIES = (
         cause="rank {here} passed a scatter_list, and rank {root} is the source",
         fix="pass scatter_list=parts if rank == {root} else None",
     ),
-    Entry(
+    KnownError(
         name="length of scatter_list",
         text="ProcessGroupGloo::scatter: Incorrect input list size {got:d}. Input list size should be {size:d}",
         kind="RuntimeError",
@@ -299,7 +299,7 @@ ENTRIES = (
         cause="scatter sends one tensor to each of the {size} ranks of the group, and scatter_list has {got}",
         fix="pass {size} tensors, such as list(x.chunk({size}))",
     ),
-    Entry(
+    KnownError(
         name="shapes of scatter_list",
         text="ProcessGroupGloo::scatter: invalid tensor size at index {index:d} (expected ({wanted}), got ({got}))",
         kind="RuntimeError",
@@ -307,7 +307,7 @@ ENTRIES = (
         cause="tensor {index} of scatter_list has the shape ({got}), and the output has ({wanted})",
         fix="all parts have the shape of the output; pad the last one, or use scatter_object_list",
     ),
-    Entry(
+    KnownError(
         name="no gather_list",
         text="Argument ``gather_list`` must be specified on destination rank.",
         kind="ValueError",
@@ -316,7 +316,7 @@ ENTRIES = (
         cause="rank {here} is the destination of this {operation}, and it passed no list for the results",
         fix="pass a list with one entry for each rank on rank {here}, and None on the others",
     ),
-    Entry(
+    KnownError(
         name="gather_list on another rank",
         text="Argument ``gather_list`` must NOT be specified on non-destination ranks.",
         kind="ValueError",
@@ -325,7 +325,7 @@ ENTRIES = (
         cause="rank {here} passed a list for the results of this {operation}, and rank {root} is the destination",
         fix="pass the list if rank == {root}, else None",
     ),
-    Entry(
+    KnownError(
         name="list of reduce_scatter",
         text="invalid input tensor list size, must be world size",
         kind="RuntimeError",
@@ -334,7 +334,7 @@ ENTRIES = (
         cause="reduce_scatter takes one tensor for each of the {size} ranks of the group, and its list has {got}",
         fix="pass list(x.chunk({size})), or use reduce_scatter_tensor(output, x)",
     ),
-    Entry(
+    KnownError(
         name="sizes of reduce_scatter_tensor",
         text="{}Check failed: outputShape[0] * worldSize == inputShape[0]",
         kind="RuntimeError",
@@ -343,7 +343,7 @@ ENTRIES = (
         cause="{size} ranks * {out} elements = {wanted}, and the input has {each}",
         fix="pad the input to a multiple of {size} in its first dimension, and make the output 1/{size} of it",
     ),
-    Entry(
+    KnownError(
         name="dimension of a functional reduce_scatter",
         text="input dimension {dim:d} ({length:d} must be a multiple of group_size {size:d})",
         kind="AssertionError",
@@ -352,7 +352,7 @@ ENTRIES = (
         fix="pad it to a multiple of {size}",
         other_texts=("input dimension 0 ({length:d} must be a multiple of group_size {size:d}",),
     ),
-    Entry(
+    KnownError(
         name="list of all_to_all",
         text="ProcessGroupGloo::alltoall: input tensor list size {got:d} does not match world size {size:d}",
         kind="RuntimeError",
@@ -360,7 +360,7 @@ ENTRIES = (
         cause="all_to_all sends one tensor to each of the {size} ranks of the group, and its list has {got}",
         fix="pass {size} tensors in both lists",
     ),
-    Entry(
+    KnownError(
         name="sizes of all_to_all_single",
         text="{}enforce fail at {}alltoall.cc:{:d}] in->size == out->size",
         kind="RuntimeError",
@@ -369,7 +369,7 @@ ENTRIES = (
         cause="without split sizes, input and output have equal sizes, and here they have {each} and {out} elements",
         fix="make the output like the input, or pass input_split_sizes and output_split_sizes",
     ),
-    Entry(
+    KnownError(
         name="number of split sizes",
         text="Number of tensor splits not equal to group size",
         kind="RuntimeError",
@@ -378,7 +378,7 @@ ENTRIES = (
         cause="{name}={given} has one number too many or too few for the {size} ranks of the group",
         fix="pass {size} numbers",
     ),
-    Entry(
+    KnownError(
         name="sum of split sizes",
         text="Split sizes doesn't match total dim 0 size",
         kind="RuntimeError",
@@ -387,7 +387,7 @@ ENTRIES = (
         cause="{name}={given} adds up to {sum}, and {tensor} has {rows} rows",
         fix="pass numbers that add up to {rows}",
     ),
-    Entry(
+    KnownError(
         name="no future",
         text="Work::getFuture not implemented",
         kind="RuntimeError",
@@ -396,7 +396,7 @@ ENTRIES = (
         cause="gloo has no future for this operation; it has none for send, recv and reduce_scatter",
         fix="call work.wait(), or use all_reduce and take the own part of the result",
     ),
-    Entry(
+    KnownError(
         name="operation of a P2POp",
         text="Invalid ``op``. Expected ``op`` to be of type ``torch.distributed.isend`` or "
         "``torch.distributed.irecv``.",
@@ -405,7 +405,7 @@ ENTRIES = (
         cause="a batch of messages consists of dist.isend and dist.irecv",
         fix="pass dist.isend or dist.irecv itself, without calling it; call collectives on their own",
     ),
-    Entry(
+    KnownError(
         name="batch without P2POps",
         text="Invalid ``p2p_op_list``. Each op is expected to to be of type ``torch.distributed.P2POp``.",
         kind="ValueError",
@@ -414,7 +414,7 @@ ENTRIES = (
         fix="pass [dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, y, peer)]",
         other_texts=("Invalid ``p2p_op_list``. Each op is expected to be of type ``torch.distributed.P2POp``.",),
     ),
-    Entry(
+    KnownError(
         name="empty batch",
         text="list index out of range",
         kind="IndexError",
@@ -422,7 +422,7 @@ ENTRIES = (
         cause="batch_isend_irecv got an empty list on this rank",
         fix="call it only on ranks that have messages",
     ),
-    Entry(
+    KnownError(
         name="reduction of complex numbers",
         text="all_reduce does not support {op} on complex tensors",
         kind="ValueError",
@@ -430,7 +430,7 @@ ENTRIES = (
         cause="complex numbers have no order, so only SUM, AVG and PREMUL_SUM exist for them",
         fix="reduce torch.view_as_real(x), or its absolute values",
     ),
-    Entry(
+    KnownError(
         name="reduction that gloo lacks",
         text="Cannot use ReduceOp.{op} with Gloo",
         kind="RuntimeError",
@@ -438,7 +438,7 @@ ENTRIES = (
         cause="gloo has no reduction {op}",
         fix="multiply before or after a SUM",
     ),
-    Entry(
+    KnownError(
         name="bits of real numbers",
         text="Cannot use ReduceOp.{op} with non-integral dtype",
         kind="RuntimeError",
@@ -447,7 +447,7 @@ ENTRIES = (
         cause="{op} works on the bits of integers, and the tensor is {dtype}",
         fix="convert it with .int() or .bool(), or use MAX, MIN or SUM",
     ),
-    Entry(
+    KnownError(
         name="dtype that gloo lacks",
         text="Invalid scalar type",
         kind="RuntimeError",
@@ -456,7 +456,7 @@ ENTRIES = (
         cause="gloo has no {operation} for {dtype}",
         fix="convert the tensor, for example with .float() or .int(), and convert the result back",
     ),
-    Entry(
+    KnownError(
         name="sparse tensor",
         text="Could not run 'c10d::{operator}_' with arguments from the '{layout}' backend.",
         kind="NotImplementedError",
@@ -465,7 +465,7 @@ ENTRIES = (
         cause="{operator} takes no tensor with the layout {layout}",
         fix="pass x.to_dense(); all_reduce takes sparse tensors",
     ),
-    Entry(
+    KnownError(
         name="no tensor",
         text="Invalid function argument. Expected parameter `{parameter}` of type torch.Tensor",
         kind="TypeError",
@@ -474,7 +474,7 @@ ENTRIES = (
         cause="{operation} needs a tensor as its argument {parameter}, and got {type}",
         fix="pass torch.as_tensor(value), or send Python objects with all_gather_object or broadcast_object_list",
     ),
-    Entry(
+    KnownError(
         name="no list of tensors",
         text="Invalid function argument. Expected parameter `{parameter}` of type List[torch.Tensor]",
         kind="TypeError",
@@ -483,7 +483,7 @@ ENTRIES = (
         cause="{operation} needs a list of tensors as its argument {parameter}, one for each rank, and got {type}",
         fix="pass [torch.empty_like(x) for _ in range(world_size)], or use the form with _into_tensor or _tensor",
     ),
-    Entry(
+    KnownError(
         name="nothing received",
         text="{}Timed out waiting {ms:d}ms for recv operation to complete",
         kind="RuntimeError",
@@ -492,7 +492,7 @@ ENTRIES = (
         cause="no message of rank {source} arrived within {seconds} s, the timeout of the group",
         fix="check that rank {source} reaches its send, or set a longer timeout in new_group",
     ),
-    Entry(
+    KnownError(
         name="message not received",
         text="{}Timed out waiting {ms:d}ms for send operation to complete",
         kind="RuntimeError",
@@ -501,7 +501,7 @@ ENTRIES = (
         cause="rank {target} did not receive the message within {seconds} s, the timeout of the group",
         fix="check that rank {target} reaches its recv, or set a longer timeout in new_group",
     ),
-    Entry(
+    KnownError(
         name="timeout of a collective",
         text="{}Timed out waiting {ms:d}ms for {direction} operation to complete",
         kind="RuntimeError",
@@ -510,7 +510,7 @@ ENTRIES = (
         cause="this {operation} got no data from another rank of the group within {seconds} s",
         fix="check that every rank of the group calls it, or set a longer timeout in new_group",
     ),
-    Entry(
+    KnownError(
         name="timeout of a wait",
         text="{}Timed out waiting {ms:d}ms for {direction} operation to complete",
         kind="RuntimeError",
@@ -520,7 +520,7 @@ ENTRIES = (
         fix="check that the rank at the other end calls the matching operation, or set a longer timeout in new_group "
         "or wait()",
     ),
-    Entry(
+    KnownError(
         name="monitored barrier",
         text="[Rank {here:d}]: Rank {missing:d} failed to pass monitoredBarrier in {ms:d} ms",
         kind="RuntimeError",
@@ -529,7 +529,7 @@ ENTRIES = (
         cause="rank {missing} did not reach monitored_barrier within {seconds} s",
         fix="check what rank {missing} does at that time, or pass a longer timeout",
     ),
-    Entry(
+    KnownError(
         name="connection closed by a known rank",
         text="{}Connection closed by peer ",
         kind="RuntimeError",
@@ -540,7 +540,7 @@ ENTRIES = (
         "ranks",
         other_texts=("{}Connection reset by peer ",),
     ),
-    Entry(
+    KnownError(
         name="connection closed",
         text="{}Connection closed by peer ",
         kind="RuntimeError",
@@ -550,7 +550,7 @@ ENTRIES = (
         "ranks",
         other_texts=("{}Connection reset by peer ",),
     ),
-    Entry(
+    KnownError(
         name="object that cannot be pickled",
         text="Can't pickle {object}: attribute lookup {} on {} failed",
         kind="PicklingError",
@@ -560,7 +560,7 @@ ENTRIES = (
         fix="define it with def or class at the top level of a cell or module",
         other_texts=("Can't pickle {object}: it's not found as ",),
     ),
-    Entry(
+    KnownError(
         name="local class or function in an object",
         text="Can't pickle local object '{object}'",
         kind="AttributeError PicklingError",
@@ -570,7 +570,7 @@ ENTRIES = (
         fix="define it at the top level of a cell or module",
         other_texts=("Can't get local object '{object}'", "Can't pickle local object <{}{object}>"),
     ),
-    Entry(
+    KnownError(
         name="list of scatter_object_list",
         text="Expected argument scatter_object_output_list to be a list of size at least 1.",
         kind="ValueError",
@@ -578,7 +578,7 @@ ENTRIES = (
         cause="scatter_object_list writes its result into the first entry of its output list",
         fix="pass out = [None], and read out[0]",
     ),
-    Entry(
+    KnownError(
         name="no backend for the device",
         text="No backend type associated with device type {device}",
         kind="RuntimeError",

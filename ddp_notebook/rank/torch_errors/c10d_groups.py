@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch.distributed import get_world_size
 
-from ddp_notebook.rank.torch_errors.entry import Entry, Values
+from ddp_notebook.rank.torch_errors.known_error import KnownError, Values
 from ddp_notebook.rank.torch_errors.raised import Raised
 
 _C10D = r"^torch\.distributed\.distributed_c10d:"
@@ -38,7 +38,7 @@ def _key(found: Mapping[str, str]) -> Values:
 
 
 ENTRIES = (
-    Entry(
+    KnownError(
         name="no default group",
         text="Default process group has not been initialized, please make sure to call init_process_group.",
         kind="ValueError RuntimeError",
@@ -46,7 +46,7 @@ ENTRIES = (
         cause="this rank has no default group, because it was destroyed",
         fix="dist.init_process_group() on all ranks forms it again",
     ),
-    Entry(
+    KnownError(
         name="default group twice",
         text="trying to initialize the default process group twice!",
         kind="ValueError RuntimeError",
@@ -54,7 +54,7 @@ ENTRIES = (
         cause="the ranks of a session form the default group at their start",
         fix="leave init_process_group out, or call destroy_process_group on all ranks before it",
     ),
-    Entry(
+    KnownError(
         name="group with too many ranks",
         text="the new group's world size should be less or equal to the world size set by init_process_group",
         kind="ValueError RuntimeError",
@@ -63,7 +63,7 @@ ENTRIES = (
         cause="the group has {count} ranks {given}, and the session has {size}",
         fix="use ranks from 0 to {last}, or %ddp_resize {count}",
     ),
-    Entry(
+    KnownError(
         name="group with an unknown rank",
         text="Rank {rank:d} is out of range. Valid ranks are 0 to ",
         kind="ValueError",
@@ -72,7 +72,7 @@ ENTRIES = (
         cause="the group {given} contains rank {rank}, and the session has {size} ranks",
         fix="use ranks from 0 to {last}",
     ),
-    Entry(
+    KnownError(
         name="group with an unknown rank, before torch 2.13",
         text="The new group's rank should be within the world_size set by init_process_group",
         kind="ValueError RuntimeError",
@@ -82,7 +82,7 @@ ENTRIES = (
         fix="use ranks from 0 to {last}",
         other_texts=("the new group's rank should be within the world_size set by init_process_group",),
     ),
-    Entry(
+    KnownError(
         name="rank twice in a group",
         text="ranks list must not contain duplicate entries, got {ranks}",
         kind="ValueError",
@@ -90,7 +90,7 @@ ENTRIES = (
         cause="{ranks} contains a rank twice",
         fix="pass each rank once, for example sorted(set(ranks))",
     ),
-    Entry(
+    KnownError(
         name="something else as a group",
         text="Process group {group} is not initialized in the world group map.",
         kind="ValueError",
@@ -98,7 +98,7 @@ ENTRIES = (
         cause="group={group} is no process group",
         fix="pass the return value of dist.new_group, or mesh.get_group()",
     ),
-    Entry(
+    KnownError(
         name="list as a group",
         text="unhashable type: 'list'",
         kind="TypeError",
@@ -106,7 +106,7 @@ ENTRIES = (
         cause="group= got a list of ranks instead of a process group",
         fix="call g = dist.new_group(ranks) once on all ranks, and pass group=g",
     ),
-    Entry(
+    KnownError(
         name="backend that torch lacks",
         text="Distributed package doesn't have {backend} built in",
         kind="RuntimeError",
@@ -115,7 +115,7 @@ ENTRIES = (
         cause="torch {torch} is built without {backend}",
         fix="use backend='gloo' for CPU ranks, or a build of torch with CUDA for NCCL",
     ),
-    Entry(
+    KnownError(
         name="unknown backend",
         text="Unknown backend type {backend}",
         kind="AssertionError",
@@ -123,7 +123,7 @@ ENTRIES = (
         cause="no backend has the name {backend}",
         fix="use gloo or nccl, or dist.Backend.register_backend for another one",
     ),
-    Entry(
+    KnownError(
         name="names of mesh dimensions",
         text="mesh_shape and mesh_dim_names should have same length! Found len(mesh_dim_names): {names:d} and "
         "len(mesh_shape):{count:d}",
@@ -132,7 +132,7 @@ ENTRIES = (
         cause="the mesh has {count} dimensions and {names} names",
         fix="give one name for each number of mesh_shape",
     ),
-    Entry(
+    KnownError(
         name="part of a mesh without names",
         text="Cannot slice a DeviceMesh without mesh_dim_names!",
         kind="RuntimeError",
@@ -140,7 +140,7 @@ ENTRIES = (
         cause="the dimensions of this mesh have no names",
         fix="pass mesh_dim_names to init_device_mesh, such as ('dp', 'tp')",
     ),
-    Entry(
+    KnownError(
         name="mesh of one device",
         text="('Device type with index is not supported but got {device}. '",
         kind="RuntimeError",
@@ -149,7 +149,7 @@ ENTRIES = (
         fix="pass device.type, which is 'cpu' or 'cuda'",
         other_texts=("Device type with index is not supported but got {device}. ",),
     ),
-    Entry(
+    KnownError(
         name="group of a mesh with several dimensions",
         text="('Found the DeviceMesh have {count:d} dimensions', 'Optional kwarg `mesh_dim` needs to be specified",
         kind="RuntimeError",
@@ -157,7 +157,7 @@ ENTRIES = (
         cause="a mesh with {count} dimensions has a group for each of them",
         fix="pass the dimension, as in mesh.get_group('dp') or mesh.get_group(0)",
     ),
-    Entry(
+    KnownError(
         name="missing key of a store",
         text="wait timeout after {ms:d}ms, keys: {keys}",
         kind="DistStoreError",
@@ -166,7 +166,7 @@ ENTRIES = (
         cause="no rank has set the key {key} of this store within {seconds} s",
         fix="call store.set with this key on one rank, or pass a longer timeout",
     ),
-    Entry(
+    KnownError(
         name="used port",
         text="The server socket has failed to listen on any local network address. port: {port:d}" + _ADDRESS_USED,
         kind="DistNetworkError",
@@ -174,7 +174,7 @@ ENTRIES = (
         cause="port {port} of this host is in use, by another process or by an earlier store of this one",
         fix="use port 0, for which the system chooses a free one, and send store.port to the other ranks",
     ),
-    Entry(
+    KnownError(
         name="unreachable store",
         text="The client socket has timed out after {ms:d}ms while trying to connect to ({host}, {port:d})",
         kind="DistNetworkError",

@@ -1,24 +1,25 @@
-"""All entries by area, and the search for the entry of an error."""
+"""The feature of a rank that adds cause and fix to errors of torch: all entries by area, and the search for one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+from ddp_notebook.rank.hooks import Feature
 from ddp_notebook.rank.torch_errors import (
     c10d,
     c10d_groups,
     checkpoints,
+    data_loading,
     ddp,
     dtensor,
     fsdp,
-    loaders,
     nccl,
     pipelining,
     raised,
     rpc,
 )
-from ddp_notebook.rank.torch_errors.entry import Entry
+from ddp_notebook.rank.torch_errors.known_error import KnownError
 
 _CAUSE: Any = BaseException.__cause__  # attribute access would call a user-defined `__getattribute__`
 AREAS = {
@@ -30,9 +31,16 @@ AREAS = {
     "Pipelines": pipelining.ENTRIES,
     "Checkpoints": checkpoints.ENTRIES,
     "RPC": rpc.ENTRIES,
-    "DataLoader and samplers": loaders.ENTRIES,
+    "DataLoader and samplers": data_loading.ENTRIES,
     "NCCL": nccl.ENTRIES,
 }
+
+
+class TorchErrors(Feature):
+    """Translates errors of torch. Torch's own text stays."""
+
+    def explain(self, error: BaseException) -> str:
+        return explain(error)
 
 
 def explain(error: BaseException) -> str:
@@ -58,7 +66,7 @@ def explain(error: BaseException) -> str:
     return ""
 
 
-def entries() -> Iterator[Entry]:
+def entries() -> Iterator[KnownError]:
     """Yield all entries."""
     for area in AREAS.values():
         yield from area
@@ -70,3 +78,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         known.append(error)
         yield error
         error = _CAUSE.__get__(error)
+
+
+FEATURE = TorchErrors

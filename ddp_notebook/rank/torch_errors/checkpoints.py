@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_notebook.rank.torch_errors import names
-from ddp_notebook.rank.torch_errors.entry import Entry, Values
+from ddp_notebook.rank.torch_errors import parameter_names
+from ddp_notebook.rank.torch_errors.known_error import KnownError, Values
 from ddp_notebook.rank.torch_errors.raised import Raised
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.stdlib import os
@@ -32,7 +32,7 @@ def _with_prefix(raised: Raised, found: Mapping[str, str]) -> Values | None:
 
 
 def _missing(raised: Raised, found: Mapping[str, str]) -> Values:
-    saved = names.some(sorted(_saved(raised)))
+    saved = parameter_names.some(sorted(_saved(raised)))
     has = f"it has {saved}" if saved else "it has other keys"
     return {"key": found["key"].rstrip("."), "ranks": name_ranks(raised.ranks), "saved": has}
 
@@ -73,7 +73,7 @@ def _group_sizes(raised: Raised, _: Mapping[str, str]) -> Values | None:
 
 
 ENTRIES = (
-    Entry(
+    KnownError(
         name="key with a prefix in the checkpoint",
         text="Missing key in checkpoint state_dict: {key}",
         kind="RuntimeError",
@@ -82,7 +82,7 @@ ENTRIES = (
         cause="the checkpoint has {saved}, and not {key}",
         fix="load it inside a dictionary, dcp.load({{{prefix!r}: state}}, ...)",
     ),
-    Entry(
+    KnownError(
         name="key that the checkpoint lacks",
         text="Missing key in checkpoint state_dict: {key}",
         kind="RuntimeError",
@@ -91,7 +91,7 @@ ENTRIES = (
         cause="{key} is in the state_dict of {ranks} and not in the checkpoint; {saved}",
         fix="load a state_dict with the saved keys, or pass planner=DefaultLoadPlanner(allow_partial_load=True)",
     ),
-    Entry(
+    KnownError(
         name="tensor of another size in the checkpoint",
         text="Size mismatch between saved torch.Size({saved}) and current: torch.Size({now}) for {key}",
         kind="ValueError",
@@ -99,7 +99,7 @@ ENTRIES = (
         cause="{key} has the shape {saved} in the checkpoint and {now} in the state_dict",
         fix="make the model with the sizes of the saved one; the number of ranks may differ, whole shapes may not",
     ),
-    Entry(
+    KnownError(
         name="value of another kind in the checkpoint",
         text="Invalid checkpoint metadata for {key}, expected {wanted} but found <class '{}.{found}'>",
         kind="ValueError",
@@ -108,7 +108,7 @@ ENTRIES = (
         cause="{key} is a tensor in only one of checkpoint and state_dict (expected {wanted}, found {found})",
         fix="put a value of the saved kind into the state_dict before dcp.load",
     ),
-    Entry(
+    KnownError(
         name="file instead of a checkpoint's folder",
         text=_NO_METADATA,
         kind="AssertionError CheckpointException FileNotFoundError NotADirectoryError",
@@ -118,7 +118,7 @@ ENTRIES = (
         fix="use torch.load for a file of torch.save",
         other_texts=(_NO_METADATA_BEFORE,),
     ),
-    Entry(
+    KnownError(
         name="folder without a checkpoint",
         text=_NO_METADATA,
         kind="AssertionError CheckpointException FileNotFoundError",
@@ -128,7 +128,7 @@ ENTRIES = (
         fix="load an earlier checkpoint if that save was interrupted, or pass the folder of the checkpoint itself",
         other_texts=(_NO_METADATA_BEFORE,),
     ),
-    Entry(
+    KnownError(
         name="missing folder of a checkpoint",
         text=_NO_METADATA,
         kind="AssertionError CheckpointException FileNotFoundError",
@@ -138,7 +138,7 @@ ENTRIES = (
         fix="check the path; on several hosts the folder has to be on a shared file system",
         other_texts=(_NO_METADATA_BEFORE,),
     ),
-    Entry(
+    KnownError(
         name="checkpoint's folder in torch.load",
         text="[Errno 21] Is a directory: '{folder}'",
         kind="IsADirectoryError",
@@ -147,7 +147,7 @@ ENTRIES = (
         cause="{folder} is a checkpoint of torch.distributed.checkpoint",
         fix="use dcp.load(state, checkpoint_id={folder!r}) with a state_dict of the right shapes",
     ),
-    Entry(
+    KnownError(
         name="checkpoint without a path",
         text="`checkpoint_id` must be specified if storage_reader/storage_writer is None.",
         kind="RuntimeError",
@@ -155,7 +155,7 @@ ENTRIES = (
         cause="save and load need a folder",
         fix="pass checkpoint_id='path/of/a/folder', the same on all ranks",
     ),
-    Entry(
+    KnownError(
         name="optimizer of another model",
         text="loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
         kind="ValueError",

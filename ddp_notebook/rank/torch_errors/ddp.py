@@ -9,8 +9,8 @@ import torch
 from torch.distributed import get_rank
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.rank.torch_errors import names
-from ddp_notebook.rank.torch_errors.entry import Entry, Values
+from ddp_notebook.rank.torch_errors import parameter_names
+from ddp_notebook.rank.torch_errors.known_error import KnownError, Values
 from ddp_notebook.rank.torch_errors.raised import Raised
 from ddp_notebook.stdlib import re
 
@@ -24,10 +24,10 @@ _PREFIXES = {"module.": "a model in DDP", "_orig_mod.": "a compiled model"}
 def _unused(raised: Raised, found: Mapping[str, str]) -> Values | None:
     model = raised.local(_DDP + "(_pre_forward|forward)$", "self")
     indices = [int(one) for one in found["indices"].split() if one.isdigit()]
-    known = names.of_reducer(model) if isinstance(model, DistributedDataParallel) else []
+    known = parameter_names.of_reducer(model) if isinstance(model, DistributedDataParallel) else []
     if not indices or max(indices) >= len(known):
         return None
-    return {"names": names.parameters([known[index] for index in indices], known)}
+    return {"names": parameter_names.parameters([known[index] for index in indices], known)}
 
 
 def _in_checkpoint(raised: Raised, _: Mapping[str, str]) -> Values | None:
@@ -61,7 +61,7 @@ def _devices(raised: Raised, _: Mapping[str, str]) -> Values | None:
     for name, one in named:
         by_device.setdefault(one.device.type, []).append(name)
     known = [name for name, _ in named]
-    places = [f"{names.parameters(those, known)} on {device}" for device, those in by_device.items()]
+    places = [f"{parameter_names.parameters(those, known)} on {device}" for device, those in by_device.items()]
     return {"places": "; ".join(places)} if len(places) > 1 else None
 
 
@@ -71,7 +71,7 @@ def _lazy(raised: Raised, _: Mapping[str, str]) -> Values | None:
         return None
     lazy = torch.nn.parameter.UninitializedParameter
     found = [name for name, one in torch.nn.Module.named_parameters(module) if isinstance(one, lazy)]
-    return {"names": names.some(found)} if found else None
+    return {"names": parameter_names.some(found)} if found else None
 
 
 def _different_shape(raised: Raised, found: Mapping[str, str]) -> Values | None:
@@ -127,7 +127,7 @@ _LOADING += "state_dict: {unexpected}"
 _LOAD = r"^torch\.nn\.modules\.module:Module\.load_state_dict$"
 
 ENTRIES = (
-    Entry(
+    KnownError(
         name="unused parameters",
         text="Expected to have finished reduction in the prior iteration before starting a new one.{}Parameter indices "
         "which did not receive grad for rank {rank:d}: {indices}",
@@ -138,7 +138,7 @@ ENTRIES = (
         fix="use them in each forward and in the loss, or freeze them before DDP(model), or pass "
         "find_unused_parameters=True to DDP",
     ),
-    Entry(
+    KnownError(
         name="checkpointed twice in one backward",
         text="Expected to mark a variable ready only once.{}Parameter at index {:d} with name {name} has been marked "
         "as "
@@ -150,7 +150,7 @@ ENTRIES = (
         "gradient of {name} twice",
         fix="pass use_reentrant=False to checkpoint",
     ),
-    Entry(
+    KnownError(
         name="no parameter to train",
         text="DistributedDataParallel is not needed when a module doesn't have any parameter",
         kind="RuntimeError",
@@ -159,7 +159,7 @@ ENTRIES = (
         cause="{cause}, so DDP has no gradient to average",
         fix="use the module without DDP, or call requires_grad_(True) on what is to be trained before DDP(model)",
     ),
-    Entry(
+    KnownError(
         name="several device_ids",
         text="device_ids can only be None or contain a single element.",
         kind="ValueError",
@@ -168,7 +168,7 @@ ENTRIES = (
         cause="each rank is one process with one device, and device_ids has {count} entries",
         fix="pass device_ids=[device.index] on GPUs, and leave it out on CPUs",
     ),
-    Entry(
+    KnownError(
         name="device_ids of a model on the CPU",
         text="DistributedDataParallel device_ids and output_device arguments only work with single-device/"
         "multiple-device GPU modules or CPU modules, but got device_ids {ids}, output_device {}, and module parameters "
@@ -178,7 +178,7 @@ ENTRIES = (
         cause="the model is on the CPU, and device_ids is for models on GPUs",
         fix="leave device_ids and output_device out, or call model.to(device) where device is a GPU",
     ),
-    Entry(
+    KnownError(
         name="model on several kinds of devices",
         text="DistributedDataParallel's input module must be on the same type of devices",
         kind="ValueError",
@@ -187,7 +187,7 @@ ENTRIES = (
         cause="the parameters are on several kinds of devices ({places})",
         fix="call model.to(device), or model.to_empty(device=device) for parameters on meta, before DDP(model)",
     ),
-    Entry(
+    KnownError(
         name="lazy parameters",
         text="Modules with uninitialized parameters can't be used with `DistributedDataParallel`.",
         kind="RuntimeError",
@@ -196,7 +196,7 @@ ENTRIES = (
         cause="{names} of a lazy module have no shape yet",
         fix="call the model once on a batch, on all ranks, before DDP(model)",
     ),
-    Entry(
+    KnownError(
         name="models with different numbers of parameters",
         text="DDP expects same model across all ranks, but Rank {here:d} has {own:d} params, while rank {other:d} has "
         "inconsistent {others:d} params.",
@@ -206,7 +206,7 @@ ENTRIES = (
         fix="build the same model on all ranks and freeze the same parameters; decide nothing by rank before "
         "DDP(model)",
     ),
-    Entry(
+    KnownError(
         name="models with different shapes",
         text="[{:d}]: params[{index:d}] in this process with sizes {shape} appears not to match sizes of the same "
         "param "
@@ -217,7 +217,7 @@ ENTRIES = (
         cause="{name} has the shape {shape} on rank {here}, and another one on rank {other}",
         fix="build the model with the same sizes on all ranks; sizes that depend on data need the data of all ranks",
     ),
-    Entry(
+    KnownError(
         name="attribute of the inner model",
         text="'DistributedDataParallel' object has no attribute '{name}'",
         kind="AttributeError",
@@ -226,7 +226,7 @@ ENTRIES = (
         cause="{name} belongs to the {kind} inside DDP",
         fix="write model.module.{name}; train with model(...) itself, so that gradients are averaged",
     ),
-    Entry(
+    KnownError(
         name="state_dict of a wrapped model",
         text=_LOADING,
         kind="RuntimeError",
@@ -236,7 +236,7 @@ ENTRIES = (
         fix="save model.state_dict() of the inner model, or load with the keys without {prefix}, for example "
         "{{k.removeprefix('{prefix}'): v for k, v in state.items()}}",
     ),
-    Entry(
+    KnownError(
         name="state_dict of a model that is not wrapped",
         text=_LOADING,
         kind="RuntimeError",
@@ -245,7 +245,7 @@ ENTRIES = (
         cause="this model is {of}, and these keys lack {prefix}",
         fix="call model.{inner}.load_state_dict(state)",
     ),
-    Entry(
+    KnownError(
         name="changed static graph",
         text="Your training graph has changed in this iteration, e.g., one parameter is unused in first iteration",
         kind="RuntimeError",
@@ -253,7 +253,7 @@ ENTRIES = (
         cause="DDP(static_graph=True) requires the same used parameters in each step, and this step used others",
         fix="pass find_unused_parameters=True instead of static_graph=True",
     ),
-    Entry(
+    KnownError(
         name="DDP of a sharded model",
         text="Operator c10d.{operator}.default does not have a sharding strategy registered.",
         kind="NotImplementedError",
@@ -262,7 +262,7 @@ ENTRIES = (
         cause="this model is sharded already, and DDP copies whole models",
         fix="leave DDP out; for replicas of shards pass a mesh of two dimensions to fully_shard",
     ),
-    Entry(
+    KnownError(
         name="DDP of a model on meta",
         text="Tensor.item() cannot be called on meta tensors",
         kind="RuntimeError",

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.rank.torch_errors import names
-from ddp_notebook.rank.torch_errors.entry import Entry, Values
+from ddp_notebook.rank.torch_errors import parameter_names
+from ddp_notebook.rank.torch_errors.known_error import KnownError, Values
 from ddp_notebook.rank.torch_errors.raised import Raised, variables
 
 _TENSOR = r"^torch\.distributed\.tensor\."
@@ -30,7 +30,7 @@ def _columnwise(root: torch.nn.Module) -> Iterator[tuple[str, int, int]]:
     """Yield the modules that compute a part of their output features: name, all features, number of ranks."""
     for name, module in root.named_modules():
         weight: Any = module._parameters.get("weight")
-        if not names.is_sharded(weight) or type(module).__name__.startswith("FSDP"):
+        if not parameter_names.is_sharded(weight) or type(module).__name__.startswith("FSDP"):
             continue
         if type(module).__name__.endswith("Linear") and weight.placements == (_shard_0(),):
             yield name, weight.size(0), weight.device_mesh.size()
@@ -57,7 +57,7 @@ def _part_of_output(raised: Raised, got: int, wanted: int) -> Values | None:
 def _product(raised: Raised, found: Mapping[str, str]) -> Values | None:
     values = _part_of_output(raised, int(found["columns"]), int(found["rows"]))
     modules = _modules(raised)
-    return None if values is None else {**values, "module": names.name_of(modules[-1], modules[:1])}
+    return None if values is None else {**values, "module": parameter_names.name_of(modules[-1], modules[:1])}
 
 
 def _norm(raised: Raised, found: Mapping[str, str]) -> Values | None:
@@ -65,7 +65,7 @@ def _norm(raised: Raised, found: Mapping[str, str]) -> Values | None:
     if not wanted.isdigit() or not got.isdigit():
         return None
     values, modules = _part_of_output(raised, int(got), int(wanted)), _modules(raised)
-    return None if values is None else {**values, "module": names.name_of(modules[-1], modules[:1])}
+    return None if values is None else {**values, "module": parameter_names.name_of(modules[-1], modules[:1])}
 
 
 def _view(raised: Raised, found: Mapping[str, str]) -> Values | None:
@@ -90,10 +90,10 @@ def _rowwise(raised: Raised, found: Mapping[str, str]) -> Values | None:
     if not modules:
         return None
     own: Any = modules[-1]._parameters.get("weight")
-    if not names.is_sharded(own) or int(given[-1]) != int(weight[0]) * own.device_mesh.size():
+    if not parameter_names.is_sharded(own) or int(given[-1]) != int(weight[0]) * own.device_mesh.size():
         return None
     return {
-        "module": names.name_of(modules[-1], modules[:1]),
+        "module": parameter_names.name_of(modules[-1], modules[:1]),
         "wanted": int(weight[0]),
         "given": int(given[-1]),
         "size": own.device_mesh.size(),
@@ -115,7 +115,7 @@ def _logits(raised: Raised, _: Mapping[str, str]) -> Values | None:
 
 
 ENTRIES = (
-    Entry(
+    KnownError(
         name="operator without sharding",
         text="Operator {operator} does not have a sharding strategy registered.",
         kind="NotImplementedError",
@@ -123,7 +123,7 @@ ENTRIES = (
         cause="torch has no rule for {operator} on shards",
         fix="call it on d.full_tensor(), which all ranks gather, or on d.to_local() if each shard can be treated alone",
     ),
-    Entry(
+    KnownError(
         name="operands on different meshes",
         text="Cannot run {operator} on inputs with different meshes: got {one} and {two}\n",
         kind="RuntimeError",
@@ -133,7 +133,7 @@ ENTRIES = (
         "shapes or names differ",
         other_texts=("All operands in {operator} must have the same mesh, but got {one} and {two}.",),
     ),
-    Entry(
+    KnownError(
         name="view of uneven shards",
         text="Cannot {verb} unevenly sharded tensor: {}dimension {dim:d} (size {length:d}) is not evenly divisible by "
         "mesh "
@@ -143,7 +143,7 @@ ENTRIES = (
         cause="{length} rows in dimension {dim} have no equal parts for {size} ranks, and this view needs equal parts",
         fix="call d.redistribute(placements=[Replicate()]) before, or pad to a multiple of {size}",
     ),
-    Entry(
+    KnownError(
         name="change to partial sums",
         text="Can not redistribute from {before} to {after}, redistributing to Partial is for internal use only!",
         kind="RuntimeError",
@@ -152,7 +152,7 @@ ENTRIES = (
         fix="use Replicate() or Shard(dim), or DTensor.from_local(x, mesh, [Partial()]) for sums of your own",
         other_texts=("Can not redistribute to Partial!",),
     ),
-    Entry(
+    KnownError(
         name="part of a columnwise output",
         text="mat1 and mat2 shapes cannot be multiplied ({:d}x{columns:d} and {rows:d}x{:d})",
         kind="RuntimeError",
@@ -163,7 +163,7 @@ ENTRIES = (
         "module {module} needs all",
         fix="pass ColwiseParallel(output_layouts=Replicate()) for {part}, or make {module} RowwiseParallel",
     ),
-    Entry(
+    KnownError(
         name="columnwise output in a norm",
         text="Given normalized_shape=[{wanted}], expected input with shape {}, but got input of size[{got}]",
         kind="RuntimeError",
@@ -174,7 +174,7 @@ ENTRIES = (
         "module {module} needs all",
         fix="pass ColwiseParallel(output_layouts=Replicate()) for {part}",
     ),
-    Entry(
+    KnownError(
         name="view of a columnwise output",
         text="shape '[{shape}]' is invalid for input of size {got:d}",
         kind="RuntimeError",
@@ -185,7 +185,7 @@ ENTRIES = (
         "view expects all",
         fix="divide the number of heads by {size} in the view, or pass ColwiseParallel(output_layouts=Replicate())",
     ),
-    Entry(
+    KnownError(
         name="whole input of a rowwise module",
         text="a and b must have same reduction dim, but got [{given}] X [{weight}].",
         kind="RuntimeError",
@@ -196,7 +196,7 @@ ENTRIES = (
         "here each passed all",
         fix="make the module before it ColwiseParallel, or pass RowwiseParallel(input_layouts=Replicate())",
     ),
-    Entry(
+    KnownError(
         name="parallel style of another module",
         text="{style} currently only support nn.Linear and nn.Embedding!",
         kind="NotImplementedError",
@@ -205,7 +205,7 @@ ENTRIES = (
         cause="{style} splits nn.Linear and nn.Embedding, and this module is {module}",
         fix="leave it out of the plan, or use SequenceParallel for norms and dropouts",
     ),
-    Entry(
+    KnownError(
         name="tensor parallel on a whole mesh",
         text="`placements` must have the same length as `device_mesh.ndim`!",
         kind="ValueError",
@@ -214,7 +214,7 @@ ENTRIES = (
         cause="parallelize_module takes a mesh of one dimension, and this one has the shape {shape}",
         fix="pass the dimension for tensor parallel, such as mesh['tp']",
     ),
-    Entry(
+    KnownError(
         name="logits for loss_parallel",
         text="loss_parallel() requires exactly one mesh dim to shard tensor dimension {dim:d}, but got placements "
         "{given} "
@@ -224,7 +224,7 @@ ENTRIES = (
         cause="loss_parallel needs logits that are sharded by classes, Shard({dim}), and these are {given}",
         fix="pass ColwiseParallel(output_layouts=Shard(-1), use_local_output=False) for the last layer",
     ),
-    Entry(
+    KnownError(
         name="DTensor as a local tensor",
         text="the local_tensor argument only accepts torch.Tensor but got ",
         kind="RuntimeError",

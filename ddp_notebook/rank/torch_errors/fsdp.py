@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.rank.torch_errors import names
-from ddp_notebook.rank.torch_errors.entry import Entry, Values
+from ddp_notebook.rank.torch_errors import parameter_names
+from ddp_notebook.rank.torch_errors.known_error import KnownError, Values
 from ddp_notebook.rank.torch_errors.raised import Raised, variables
 
 _FSDP = r"^torch\.distributed\.fsdp\._fully_shard\."
@@ -26,12 +26,14 @@ def _dtypes(raised: Raised, _: Mapping[str, str]) -> Values | None:
     if len(by_dtype) < 2 or not all(all(those) for those in by_dtype.values()):
         return None
     known = [name for those in by_dtype.values() for name in those]
-    return {"dtypes": "; ".join(f"{names.parameters(those, known)}: {one}" for one, those in by_dtype.items())}
+    return {
+        "dtypes": "; ".join(f"{parameter_names.parameters(those, known)}: {one}" for one, those in by_dtype.items())
+    }
 
 
 def _outer_first(raised: Raised, _: Mapping[str, str]) -> Values | None:
     place = _FSDP + r"\w*param:FSDPParam\._init_sharded_param$"
-    if not names.is_sharded(raised.local(place, "param")):
+    if not parameter_names.is_sharded(raised.local(place, "param")):
         return None
     keeper = raised.local(place, "self")
     mesh = getattr(getattr(keeper, "mesh_info", None), "mesh", None)
@@ -40,8 +42,8 @@ def _outer_first(raised: Raised, _: Mapping[str, str]) -> Values | None:
 
 def _split(tensors: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the sharded and the other tensors."""
-    sharded = [one for one in tensors if names.is_sharded(one)]
-    return sharded, [one for one in tensors if isinstance(one, torch.Tensor) and not names.is_sharded(one)]
+    sharded = [one for one in tensors if parameter_names.is_sharded(one)]
+    return sharded, [one for one in tensors if isinstance(one, torch.Tensor) and not parameter_names.is_sharded(one)]
 
 
 def _clipped(raised: Raised, _: Mapping[str, str]) -> Values | None:
@@ -52,7 +54,10 @@ def _clipped(raised: Raised, _: Mapping[str, str]) -> Values | None:
     sharded, plain = _split([one for one in parameters if one.grad is not None])
     if not sharded or not plain:
         return None
-    return {"plain": names.of_tensors(plain, raised.frames), "count": names.counted(len(sharded), "parameter")}
+    return {
+        "plain": parameter_names.of_tensors(plain, raised.frames),
+        "count": parameter_names.counted(len(sharded), "parameter"),
+    }
 
 
 def _optimizer(raised: Raised) -> Any:
@@ -64,15 +69,20 @@ def _stepped(raised: Raised, _: Mapping[str, str]) -> Values | None:
     sharded, plain = _split([one for group in groups for one in group["params"] if one.grad is not None])
     if not sharded or not plain:
         return None
-    return {"plain": names.of_tensors(plain, raised.frames), "count": names.counted(len(sharded), "parameter")}
+    return {
+        "plain": parameter_names.of_tensors(plain, raised.frames),
+        "count": parameter_names.counted(len(sharded), "parameter"),
+    }
 
 
 def _state(raised: Raised, _: Mapping[str, str]) -> Values | None:
     optimizer = _optimizer(raised)
     for parameter, state in getattr(optimizer, "state", {}).items():
-        whole = [name for name, one in state.items() if isinstance(one, torch.Tensor) and not names.is_sharded(one)]
+        whole = [
+            name for name, one in state.items() if isinstance(one, torch.Tensor) and not parameter_names.is_sharded(one)
+        ]
         found = [name for name in whole if state[name].dim()]
-        if found and names.is_sharded(parameter):
+        if found and parameter_names.is_sharded(parameter):
             return {"name": found[0], "optimizer": type(optimizer).__name__}
     return None
 
@@ -81,7 +91,7 @@ def _loaded_model(raised: Raised) -> tuple[Any, bool] | None:
     model = raised.local(_LOAD, "self")
     if not isinstance(model, torch.nn.Module):
         return None
-    return model, any(names.is_sharded(one) for one in torch.nn.Module.parameters(model))
+    return model, any(parameter_names.is_sharded(one) for one in torch.nn.Module.parameters(model))
 
 
 def _whole_into_sharded(raised: Raised, _: Mapping[str, str]) -> Values | None:
@@ -103,7 +113,7 @@ def _without_call(raised: Raised, _: Mapping[str, str]) -> Values | None:
         if not type(model).__name__.startswith("FSDP") or not isinstance(model, torch.nn.Module):
             continue
         own = torch.nn.Module.parameters(model)
-        if not any(one is model for one in called) and any(names.is_sharded(one) for one in own):
+        if not any(one is model for one in called) and any(parameter_names.is_sharded(one) for one in own):
             return {"model": type(model).__name__.removeprefix("FSDP"), "method": frame.f_code.co_name}
     return None
 
@@ -112,8 +122,8 @@ def _whole_input(raised: Raised, _: Mapping[str, str]) -> Values | None:
     for frame in reversed(raised.frames):
         module, given = variables(frame).get("self"), variables(frame).get("input")
         if isinstance(module, torch.nn.Module) and isinstance(given, torch.Tensor):
-            own = [one for one in torch.nn.Module.parameters(module) if names.is_sharded(one)]
-            return {"module": type(module).__name__} if own and not names.is_sharded(given) else None
+            own = [one for one in torch.nn.Module.parameters(module) if parameter_names.is_sharded(one)]
+            return {"module": type(module).__name__} if own and not parameter_names.is_sharded(given) else None
     return None
 
 
@@ -127,7 +137,7 @@ def _again(raised: Raised, found: Mapping[str, str]) -> Values | None:
 
 
 ENTRIES = (
-    Entry(
+    KnownError(
         name="dtypes of a sharded module",
         text="FSDP expects uniform original parameter dtype but got ",
         kind="AssertionError",
@@ -136,7 +146,7 @@ ENTRIES = (
         cause="one call of fully_shard takes parameters of one dtype, and these have several ({dtypes})",
         fix="convert the model to one dtype, or call fully_shard separately on the modules with another one",
     ),
-    Entry(
+    KnownError(
         name="module called before its root",
         text="FSDP state has already been lazily initialized for {module}\nFSDP requires running forward through the "
         "root "
@@ -146,7 +156,7 @@ ENTRIES = (
         cause="module {module} became a root of its own, because it was called before the model that contains it",
         fix="call fully_shard on all modules first, and then the whole model before any part of it",
     ),
-    Entry(
+    KnownError(
         name="sharded from the outside to the inside",
         text="Invariant encountered: value was None when it should not be",
         kind="TypeError",
@@ -155,7 +165,7 @@ ENTRIES = (
         cause="a module that contains this one was sharded before, with the parameters of this one",
         fix="make the model again, and call fully_shard on the inner modules first and on the model last",
     ),
-    Entry(
+    KnownError(
         name="gradients partly sharded",
         text=_MIXED,
         kind="RuntimeError",
@@ -164,7 +174,7 @@ ENTRIES = (
         cause="{count} with gradients are DTensors, and {plain} not",
         fix="call fully_shard or parallelize_module on the whole model, or clip the two kinds separately",
     ),
-    Entry(
+    KnownError(
         name="optimizer with partly sharded parameters",
         text=_MIXED,
         kind="RuntimeError",
@@ -173,7 +183,7 @@ ENTRIES = (
         cause="{count} of this optimizer are DTensors, and {plain} not",
         fix="shard the whole model before the optimizer is made, or use foreach=False",
     ),
-    Entry(
+    KnownError(
         name="optimizer with whole state",
         text=_MIXED,
         kind="RuntimeError",
@@ -182,7 +192,7 @@ ENTRIES = (
         cause="the parameters of this {optimizer} are sharded, and its state {name} is not",
         fix="load its state with set_optimizer_state_dict of torch.distributed.checkpoint.state_dict",
     ),
-    Entry(
+    KnownError(
         name="whole state_dict into a sharded model",
         text=_LOADING,
         kind="RuntimeError",
@@ -192,7 +202,7 @@ ENTRIES = (
         fix="use set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True)) of "
         "torch.distributed.checkpoint.state_dict, or load before the model is sharded",
     ),
-    Entry(
+    KnownError(
         name="sharded state_dict into a whole model",
         text=_LOADING,
         kind="RuntimeError",
@@ -203,7 +213,7 @@ ENTRIES = (
         "of "
         "torch.distributed.checkpoint.state_dict",
     ),
-    Entry(
+    KnownError(
         name="method of a sharded model",
         text=_MIXED,
         kind="RuntimeError",
@@ -212,7 +222,7 @@ ENTRIES = (
         cause="fully_shard gathers parameters when the {model} itself is called, and {method} was called instead",
         fix="call model(...), or register_fsdp_forward_method(model, '{method}') before",
     ),
-    Entry(
+    KnownError(
         name="whole input of a sharded module",
         text=_MIXED,
         kind="RuntimeError",
@@ -222,7 +232,7 @@ ENTRIES = (
         fix="after fully_shard call the model that contains it; for tensor parallel use parallelize_module, which "
         "converts inputs",
     ),
-    Entry(
+    KnownError(
         name="plain tensor with a DTensor",
         text=_MIXED,
         kind="RuntimeError",
@@ -230,7 +240,7 @@ ENTRIES = (
         cause="one operand of {operator} is a DTensor, and another one a plain tensor",
         fix="convert one of them: distribute_tensor(x, d.device_mesh, d.placements), or d.full_tensor() on all ranks",
     ),
-    Entry(
+    KnownError(
         name="module without a forward",
         text="fully_shard does not support containers that do not implement forward: ",
         kind="ValueError",
@@ -239,7 +249,7 @@ ENTRIES = (
         cause="{module} has no forward of its own, at which fully_shard could gather its parameters",
         fix="call fully_shard on each of its modules, and on the model that contains it",
     ),
-    Entry(
+    KnownError(
         name="sharded twice",
         text="Each distinct composable distributed API can only be applied to a module once. {api} has already been "
         "applied to the following module:\n{model}\n",
@@ -253,7 +263,7 @@ ENTRIES = (
             "applied to the following module:\n{model}",
         ),
     ),
-    Entry(
+    KnownError(
         name="mesh with three dimensions",
         text="fully_shard expects a 1D or 2D DeviceMesh but got ",
         kind="ValueError",
@@ -261,7 +271,7 @@ ENTRIES = (
         cause="fully_shard shards over one dimension of a mesh, and copies over a second one",
         fix="pass a part of the mesh, such as mesh['dp'] or mesh['replicate', 'shard']",
     ),
-    Entry(
+    KnownError(
         name="uneven shards of another dimension",
         text="FSDP does not support uneven sharding on dim {dim:d}: torch.Size({shape}) (world size: {size:d})",
         kind="NotImplementedError",
@@ -271,7 +281,7 @@ ENTRIES = (
         "{size} ranks",
         fix="use Shard(0), or pad dimension {dim} to a multiple of {size}",
     ),
-    Entry(
+    KnownError(
         name="ranks per group after the forward",
         text="If passing reshard_after_forward as an int, it should be a factor of {size:d}, not {given:d}",
         kind="ValueError",
@@ -281,7 +291,7 @@ ENTRIES = (
         "not divide {size} ranks",
         fix="pass a divisor of {size}, or True or False",
     ),
-    Entry(
+    KnownError(
         name="FullyShardedDataParallel on CPU ranks",
         text="FSDP needs a non-CPU accelerator device, but no accelerator device is detected.",
         kind="RuntimeError",
@@ -289,7 +299,7 @@ ENTRIES = (
         cause="FullyShardedDataParallel of this torch needs GPUs, and these ranks have none",
         fix="use fully_shard(model), which works on CPU ranks",
     ),
-    Entry(
+    KnownError(
         name="copy of a sharded model",
         text="FSDP does not support deepcopy.",
         kind="AssertionError",

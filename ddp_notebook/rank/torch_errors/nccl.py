@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch.distributed import get_rank
 
-from ddp_notebook.rank.torch_errors.entry import Entry, Values
+from ddp_notebook.rank.torch_errors.known_error import KnownError, Values
 from ddp_notebook.rank.torch_errors.raised import Raised
 
 _CALL = r"^$|^torch\.distributed\."
@@ -23,7 +23,7 @@ def _here(_: Raised, __: Mapping[str, str]) -> Values:
 
 
 ENTRIES = (
-    Entry(
+    KnownError(
         name="two ranks on one GPU",
         text="{}Duplicate GPU detected : rank {one:d} and rank {two:d} both on CUDA device {device}\n",
         kind="DistBackendError RuntimeError ValueError",
@@ -33,7 +33,7 @@ ENTRIES = (
         "--share-gpus",
         other_texts=("{}Duplicate GPU detected : rank {one:d} and rank {two:d} both on CUDA device {device}",),
     ),
-    Entry(
+    KnownError(
         name="tensor on the CPU with NCCL",
         text="Tensors must be CUDA and dense",
         kind="ValueError RuntimeError",
@@ -42,7 +42,7 @@ ENTRIES = (
         cause="NCCL sends dense tensors on GPUs, and {operation} got one on {device}",
         fix="call tensor.to(device), and to_dense() for a sparse tensor",
     ),
-    Entry(
+    KnownError(
         name="NCCL with wrong arguments",
         text="NCCL error in: {}, invalid usage",
         kind="DistBackendError RuntimeError",
@@ -53,7 +53,7 @@ ENTRIES = (
         fix="compare operation, shape and device on all ranks; NCCL_DEBUG=WARN before the start prints NCCL's reason",
         other_texts=("NCCL Error {:d}: invalid usage",),
     ),
-    Entry(
+    KnownError(
         name="NCCL after an error of CUDA",
         text="NCCL error in: {}, unhandled cuda error",
         kind="DistBackendError RuntimeError",
@@ -64,7 +64,7 @@ ENTRIES = (
         fix="start with CUDA_LAUNCH_BLOCKING=1 to find the kernel; NCCL_DEBUG=WARN prints the call of CUDA",
         other_texts=("NCCL Error {:d}: unhandled cuda error",),
     ),
-    Entry(
+    KnownError(
         name="NCCL after an error of the system",
         text="NCCL error in: {}, unhandled system error",
         kind="DistBackendError RuntimeError",
@@ -74,7 +74,7 @@ ENTRIES = (
         fix="check space in /dev/shm, ulimit -n, and NCCL_SOCKET_IFNAME; NCCL_DEBUG=WARN prints the call",
         other_texts=("NCCL Error {:d}: unhandled system error",),
     ),
-    Entry(
+    KnownError(
         name="NCCL lost another rank",
         text="NCCL error in: {}, remote process exited or there was a network error",
         kind="DistBackendError RuntimeError",

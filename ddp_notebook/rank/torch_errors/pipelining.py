@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_notebook.rank.torch_errors.entry import Entry, Values
+from ddp_notebook.rank.torch_errors.known_error import KnownError, Values
 from ddp_notebook.rank.torch_errors.raised import Raised, variables
 from ddp_notebook.stdlib import re
 
@@ -44,7 +44,7 @@ def _last(_: Raised, found: Mapping[str, str]) -> Values:
 
 
 ENTRIES = (
-    Entry(
+    KnownError(
         name="fewer microbatches than stages",
         text="Number of microbatches ({count:d}) must be greater than or equal to the number of stages ({stages:d}).",
         kind="ValueError",
@@ -53,7 +53,7 @@ ENTRIES = (
         cause="{schedule} keeps {stages} stages busy at the same time, and n_microbatches={count} is less",
         fix="pass n_microbatches={stages} or more, or use ScheduleGPipe",
     ),
-    Entry(
+    KnownError(
         name="batch of another size",
         text="{}Failed to run stage backward:\n{}Stage output: {output}\n{}Output gradient: {gradient}\n",
         kind="RuntimeError",
@@ -64,7 +64,7 @@ ENTRIES = (
         "keep",
         fix="pass drop_last=True to the DataLoader, or make stages and schedule again for another batch size",
     ),
-    Entry(
+    KnownError(
         name="number of a stage",
         text="Stage index {index:d} is out of range of {stages:d}",
         kind="ValueError",
@@ -73,7 +73,7 @@ ENTRIES = (
         cause="stage {index} does not exist in a pipeline of {stages} stages",
         fix="use numbers from 0 to {last}, and pass the number of all stages on all ranks as num_stages",
     ),
-    Entry(
+    KnownError(
         name="no target in the last stage",
         text="Stage {index:d}: loss_fn and target required for last stage",
         kind="PipeliningMetadataError RuntimeError ValueError",
@@ -81,7 +81,7 @@ ENTRIES = (
         cause="stage {index} is the last one, and it needs a loss_fn in the schedule and a target in step()",
         fix="call schedule.step(target=y) on the rank of stage {index}, or schedule.eval() without a backward",
     ),
-    Entry(
+    KnownError(
         name="no batch in the first stage",
         text="{}missing {:d} required positional argument",
         kind="TypeError",
@@ -90,7 +90,7 @@ ENTRIES = (
         cause="stage {stage} is the first one and takes the batch, and step() got none",
         fix="call schedule.step(x) on the rank of stage {stage}",
     ),
-    Entry(
+    KnownError(
         name="pipeline without gradients",
         text="step() requires gradients to be enabled for backward computation",
         kind="RuntimeError",

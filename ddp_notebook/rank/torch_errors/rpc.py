@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddp_notebook.rank.torch_errors.entry import Entry, Values
+from ddp_notebook.rank.torch_errors.known_error import KnownError, Values
 from ddp_notebook.rank.torch_errors.raised import Raised
 
 
@@ -13,7 +13,7 @@ def _seconds(_: Raised, found: Mapping[str, str]) -> Values:
 
 
 ENTRIES = (
-    Entry(
+    KnownError(
         name="RPC before init_rpc",
         text="RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.",
         kind="RuntimeError",
@@ -21,7 +21,7 @@ ENTRIES = (
         cause="this rank has no RPC worker: it never called init_rpc, or it called shutdown",
         fix="call rpc.init_rpc(f'worker{{rank}}', rank=rank, world_size=world_size) on all ranks",
     ),
-    Entry(
+    KnownError(
         name="timeout of a call",
         text="RPCErr:1:RPC ran for more than set timeout ({ms:d} ms) and will now be marked with an error",
         kind="RuntimeError",

@@ -5,8 +5,8 @@ cell_messages    routes messages of ranks to their cell
 options          options on a cell's magic line
 run_queue        access to the ranks: one cell, transfer or healing at a time
 cell             a running cell: collects its output and results
-watch            waits for one cell; watches for unreachable hosts and stopped processes
-left_behind      ranks that wait for ranks which have ended the cell: when to look, and when to end it
+watch            waits for one cell; watches for unreachable hosts, stopped processes, and ranks that wait for ranks
+                 which have ended the cell
 interrupt        the kernel's interrupt, as a flag
 abandoned_cells  ends cells that no thread waits for any more
 result           results of a cell by rank, and the errors that the notebook raises for them

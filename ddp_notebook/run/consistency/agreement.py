@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,17 +11,16 @@ from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.messages.ranks import Check, Checked
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cells import Cells
-from ddp_notebook.run.consistency.differences import Difference, absence_of, difference_of, measured
-from ddp_notebook.run.consistency.disagreements import between, read_by_all, unread
-from ddp_notebook.run.consistency.importance import (
-    by_importance,
-    earlier_variables,
-    is_input,
-    last_steps,
-    split_mistakes,
-    with_other_layers,
+from ddp_notebook.run.consistency.compared_entries import (
+    is_compared,
+    list_names,
+    may_differ,
+    notes_on,
+    summarize,
+    variable_of,
 )
-from ddp_notebook.run.consistency.sentences import is_compared, list_names, may_differ, notes_on, summarize, variable_of
+from ddp_notebook.run.consistency.differences import Difference, absence_of, difference_of, measured
+from ddp_notebook.run.consistency.disagreements import Facts, between, read_by_all, unread, variables_of
 from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.values.exchange import check_name
@@ -173,9 +172,9 @@ def compare(
     """
     ranks = sorted(by_rank)
     of_ranks = {rank: by_rank[rank].get(MISTAKES, {}) for rank in ranks}
-    steps = last_steps(of_ranks)
-    earlier = frozenset() if names else earlier_variables(steps)
-    mistakes, old = split_mistakes(between(of_ranks, names), of_ranks, earlier)
+    steps = _last_steps(of_ranks)
+    earlier = frozenset() if names else _earlier_variables(steps)
+    mistakes, old = _split_mistakes(between(of_ranks, names), of_ranks, earlier)
     shares = {rank: _of_kind(by_rank[rank], SHARE) for rank in ranks}
     if is_whole:
         mistakes += unread(shares)
@@ -187,11 +186,11 @@ def compare(
     comparison.compare_all()
     same, real = comparison.same, comparison.real_differences
     if not names:
-        for one in with_other_layers(real, of_ranks):
+        for one in _with_other_layers(real, of_ranks):
             comparison.by_design.setdefault(_OTHER_LAYERS, []).append(one)
         others = comparison.by_design.get(_OTHER_LAYERS, [])
-        real = tuple(one for one in real if variable_of(one.entry) not in others and not is_input(one, steps))
-        real = tuple(by_importance(real, steps, earlier))
+        real = tuple(one for one in real if variable_of(one.entry) not in others and not _is_input(one, steps))
+        real = tuple(_by_importance(real, steps, earlier))
     notes = [*notes_on(same), *may_differ(comparison.by_design)]
     if comparison.has_only_process_state:
         notes.append("no modules, optimizers or data were found")
@@ -395,3 +394,83 @@ class Checking:
             if answer.error:
                 raise DDPNotebookError(f"rank {rank} could not inspect its variables: {answer.error}")
         return {rank: answer.facts for rank, answer in answers.items()}
+
+
+# ---- order: variables of the last training cell first, those of earlier cells last
+
+# The most important kind comes first. Other kinds come last.
+_KINDS = ("scaler", "parameter", "optimizer", "scheduler", "module", "missing", "data", "buffer", "setting", "version")
+
+
+def _last_steps(by_rank: Mapping[int, Mapping[str, Any]]) -> dict[str, int]:
+    """Return the cell of the last optimizer step by variable, on any rank."""
+    found: dict[str, int] = {}
+    for facts in by_rank.values():
+        for name, cell in facts.get("stepped", {}).items():
+            found[name] = max(cell, found.get(name, 0))
+    return found
+
+
+def _earlier_variables(steps: Mapping[str, int]) -> frozenset[str]:
+    """Return the variables with optimizer steps in an earlier cell, and none in the last training cell.
+
+    Example:
+        >>> sorted(_earlier_variables({"toy": 3, "model": 8, "optimizer": 8}))
+        ['toy']
+    """
+    last = max(steps.values(), default=0)
+    return frozenset(name for name, cell in steps.items() if cell < last)
+
+
+def _is_input(one: Difference, steps: Mapping[str, int]) -> bool:
+    """Return whether a difference is of a tensor that requires gradients, while optimizers change other variables.
+
+    Such a tensor is the input of a pipeline stage, for example.
+    """
+    return bool(steps) and one.kind == "parameter" and one.entry == variable_of(one.entry) and one.entry not in steps
+
+
+def _with_other_layers(differences: Sequence[Difference], by_rank: Facts) -> set[str]:
+    """Return the models and optimizers with other shapes on some rank, although all ranks trained them.
+
+    Such ranks cannot have trained one model together, because averages of gradients need equal shapes.
+    """
+    found = set()
+    for one in differences:
+        variable = variable_of(one.entry)
+        is_model = one.kind == "parameter" and one.entry != variable
+        has_shapes = all("(" in (part.value or "(") for part in one.parts)  # numbers, such as `step`, have none
+        is_optimizer = one.kind == "optimizer" and (one.entry == variable or has_shapes)
+        was_trained = all(variable in facts.get("stepped", ()) for facts in by_rank.values())
+        if (is_model or is_optimizer) and not one.is_inside and was_trained:
+            found.add(variable)
+    return found
+
+
+def _by_importance(
+    differences: Sequence[Difference], steps: Mapping[str, int], earlier: Collection[str]
+) -> list[Difference]:
+    """Return the differences of variables of the last training cell first, each variable by its most important kind."""
+    most: dict[str, int] = {}
+    for one in differences:
+        is_absent = one.kind == "module" and any(part.value is None for part in one.parts)  # with its parameters
+        name = "parameter" if is_absent else one.kind
+        kind = _KINDS.index(name) if name in _KINDS else len(_KINDS)
+        variable = variable_of(one.entry)
+        most[variable] = min(kind, most.get(variable, kind))
+
+    def place(one: Difference) -> tuple[Any, ...]:
+        variable = variable_of(one.entry)
+        is_earlier = variable in earlier
+        return is_earlier, -steps.get(variable, 0) if is_earlier else 0, most[variable], variable not in steps
+
+    return sorted(differences, key=place)
+
+
+def _split_mistakes(mistakes: Sequence[str], by_rank: Facts, earlier: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the mistakes of the last training cell and those of earlier cells.
+
+    A mistake is of an earlier cell if all of its variables are.
+    """
+    old = [one for one in mistakes if (names := variables_of(one, by_rank)) and names <= set(earlier)]
+    return [one for one in mistakes if one not in old], old

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp_notebook.records.names import printable
 from ddp_notebook.records.words import name_ranks
-from ddp_notebook.run.consistency.sentences import MOST_NAMES, format_count, join_names, missing_on
+from ddp_notebook.run.consistency.compared_entries import MOST_NAMES, format_count, join_names, missing_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

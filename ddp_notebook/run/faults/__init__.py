@@ -1,5 +1,4 @@
 """Fault injection on ranks.
 
-feature  declares `%ddp_fault`
-faults   makes ranks fail
+feature  declares `%ddp_fault`, and makes ranks fail
 """

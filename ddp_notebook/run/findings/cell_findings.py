@@ -1,14 +1,21 @@
-"""Findings of the cells of a session."""
+"""Findings of the cells of a session: derived from the facts of all ranks, shown under a cell, kept for the report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.observe.tables.ring_buffer import select
+from ddp_notebook.records.words import name_ranks
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.findings import first_bucket
-from ddp_notebook.run.findings.decide import Finding, findings_of
-from ddp_notebook.run.findings.silenced import silenced_by
+from ddp_notebook.run.findings.rank_comparison import compared
+from ddp_notebook.run.findings.sentences import SENTENCES
 from ddp_notebook.run.session_hooks import SessionFeature
 
 _MOST_LINES = 3  # under a cell; the report has all
@@ -30,8 +37,8 @@ class CellFindings(SessionFeature):
             if _WITHOUT_AVERAGE & {name for name, *_ in own}:  # the finding has the cause
                 results[rank].trains_apart = ""
         silenced = silenced_by(code)
-        if first_bucket.needs_gradients(facts, sorted(results)) and self._recordings is not None:
-            facts = first_bucket.with_bucket(facts, self._recordings.now, run.number)
+        if _needs_gradients(facts, sorted(results)) and self._recordings is not None:
+            facts = _with_bucket(facts, self._recordings.now, run.number)
         found = [one for one in findings_of(facts, sorted(results)) if one.name not in silenced]
         self._keep(run.number, found)
         return [] if self.parts.options.quiet_findings else _lines(found)
@@ -50,3 +57,124 @@ def _lines(found: Sequence[Finding]) -> list[str]:
     if len(found) > _MOST_LINES:
         lines.append(f"{len(found) - _MOST_LINES} more in %ddp_report")
     return lines
+
+
+_COMMENT = re.compile(r"#\s*ddp:\s*ok\s+([a-z-]+(?:\s*,\s*[a-z-]+)*)")
+
+
+def silenced_by(code: str) -> set[str]:
+    """Return the names of the findings that comments in a cell silence.
+
+    Example:
+        >>> sorted(silenced_by("step()  # ddp: ok same-batches, same-epoch"))
+        ['same-batches', 'same-epoch']
+    """
+    return {name for found in _COMMENT.findall(code) for name in re.split(r"\s*,\s*", found)}
+
+
+# ---- from facts to findings
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A finding: its name, the ranks for which it holds, the first step, and the sentence with cause and fix.
+
+    `ranks` is empty if it holds for all ranks of the cell.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    steps: str
+    sentence: str
+
+    def __str__(self) -> str:
+        where = f"{name_ranks(self.ranks)}, {self.steps}" if self.ranks else self.steps
+        return f"{where}: {self.sentence} (# ddp: ok {self.name})"
+
+
+def findings_of(facts: Mapping[int, Sequence[Sequence[Any]]], ranks: Sequence[int]) -> list[Finding]:
+    """Return the findings of a cell, the most important ones first.
+
+    Args:
+        facts: facts of each rank: name, step and details.
+        ranks: ranks of the cell.
+
+    Example:
+        >>> facts = {0: [["same-epoch", 9, {"epoch": 0}]], 1: [["same-epoch", 9, {"epoch": 0}]]}
+        >>> print(findings_of(facts, [0, 1])[0])  # doctest: +ELLIPSIS
+        step 9: another pass over the data has the order of the last one, ... (# ddp: ok same-epoch)
+    """
+    by_name: dict[str, dict[int, tuple[int, dict[str, Any]]]] = {}
+    for rank, own in sorted(facts.items()):
+        for name, step, details in own:
+            by_name.setdefault(name, {})[rank] = step, details
+    by_name = {**by_name, **compared(by_name)}
+    found = []
+    for name, sentence in SENTENCES.items():
+        if (of_ranks := by_name.get(name)) is not None:
+            first, some = _first_step(of_ranks)
+            steps, text = sentence(first, {rank: of_ranks[rank][1] for rank in some})
+            is_of_all = list(some) == list(ranks) or name in _NAMES_RANKS
+            found.append(Finding(name, () if is_of_all else tuple(some), steps, text))
+    return found
+
+
+_NAMES_RANKS = {"same-batches", "skipped-batch"}  # their sentences name the ranks
+_BY_RANK = {"names", "batch"}  # details that may differ between the ranks of one finding
+
+
+def _first_step(of_ranks: Mapping[int, tuple[int, dict[str, Any]]]) -> tuple[int, list[int]]:
+    """Return the first step, and the ranks with this step and the same details."""
+    step = min(one for one, _ in of_ranks.values())
+    keys = {rank: _key(details) for rank, (one, details) in of_ranks.items() if one == step}
+    key = next(iter(keys.values()))
+    return step, [rank for rank, one in keys.items() if one == key]
+
+
+def _key(details: Mapping[str, Any]) -> str:
+    return json.dumps({name: value for name, value in details.items() if name not in _BY_RANK}, sort_keys=True)
+
+
+# ---- gradients that were not finite, from the recording
+
+_NOT_FINITE = "not-finite"
+_OWN = 0  # side of a value: the input of a call
+
+
+def _needs_gradients(facts: Mapping[int, Sequence[Sequence[Any]]], ranks: Sequence[int]) -> bool:
+    """Return whether the losses of all ranks were not finite in the same first step. Gradients may have the cause."""
+    steps = {rank: step for rank, own in facts.items() for name, step, _ in own if name == _NOT_FINITE}
+    return len(ranks) > 1 and set(steps) == set(ranks) and len(set(steps.values())) == 1
+
+
+def _with_bucket(
+    facts: Mapping[int, Sequence[Sequence[Any]]], recording: RowSource, cell: int
+) -> dict[int, list[Sequence[Any]]]:
+    """Return the facts with the first rank, step and bucket that had such a gradient, if it was recorded."""
+    step, found = _first_not_finite(recording, cell)
+    changed: dict[int, list[Sequence[Any]]] = {}
+    for rank, own in facts.items():
+        changed[rank] = [one for one in own if one[0] != _NOT_FINITE]
+        if not found:
+            changed[rank] += [[name, at, {"everywhere": True}] for name, at, _ in own if name == _NOT_FINITE]
+        elif rank in found:
+            model, bucket = found[rank]
+            changed[rank].append([_NOT_FINITE, step, {"model": model, "bucket": bucket}])
+    return changed
+
+
+def _first_not_finite(recording: RowSource, cell: int) -> tuple[int, dict[int, tuple[str, int]]]:
+    """Return the first step, counted from 1, and the model and first bucket of each rank with such a gradient."""
+    calls, values = recording.rows("call"), recording.rows("value")
+    calls = select(calls, (calls["cell"] == cell) & (calls["bucket"] >= 0))
+    values = select(values, (values["side"] == _OWN) & (values["nans"] + values["infs"] > 0))
+    keys = {(int(rank), int(call)) for rank, call in zip(values["rank"], values["call"], strict=True)}
+    is_bad = np.array([(int(one["rank"]), int(one["call"])) in keys for one in calls], bool)
+    calls = select(calls, is_bad) if len(calls) else calls
+    if not len(calls):
+        return 0, {}
+    step = int(calls["step"].min())
+    found: dict[int, tuple[str, int]] = {}
+    for one in calls[calls["step"] == step]:
+        found.setdefault(int(one["rank"]), (recording.text(int(one["module"])), int(one["bucket"])))
+    return step + 1, found

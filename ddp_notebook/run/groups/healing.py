@@ -14,7 +14,7 @@ from ddp_notebook.messages.resize_messages import Inspect
 from ddp_notebook.records.words import list_ranks, name_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
-from ddp_notebook.run.consistency.sentences import list_names
+from ddp_notebook.run.consistency.compared_entries import list_names
 from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.groups.probe import why_silent
 from ddp_notebook.run.groups.recovery import replaced_in_words

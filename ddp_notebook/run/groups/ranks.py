@@ -110,7 +110,7 @@ class SessionRanks:
             >>> session.ranks.fault("slow", 1, by_s=0.05)
             'rank 1 will take 0.05 s longer for each step and each collective until %ddp_fault off: in ...'
         """
-        from ddp_notebook.run.faults.faults import FaultInjector
+        from ddp_notebook.run.faults.feature import FaultInjector
 
         parts = self._parts()
         return FaultInjector(parts.liveness, parts.questions).make(kind, ranks, after_s, by_s)

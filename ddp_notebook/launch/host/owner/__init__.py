@@ -1,5 +1,4 @@
 """The owner's side of the stream to a host server.
 
-requests  requests, and the replies
-pulse     whether a process answers pings
+requests  requests, the replies, and the time without an answer to a ping
 """

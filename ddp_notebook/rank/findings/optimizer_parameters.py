@@ -16,7 +16,7 @@ _MOST_NAMES = 6
 UNKNOWN = "one of shape"  # begin of the description of a parameter without a name
 
 
-class Seen:
+class ModelCounts:
     """Forwards and backwards of one DDP model in the running cell."""
 
     __slots__ = ("averaged", "complete", "in_no_grad", "in_no_sync", "reduced", "synchronizing")
@@ -33,7 +33,7 @@ class Seen:
         return self.synchronizing, self.in_no_sync, self.in_no_grad, self.reduced
 
 
-class Held:
+class OptimizerParameters:
     """Parameters of one optimizer.
 
     Args:

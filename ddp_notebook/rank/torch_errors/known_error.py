@@ -15,7 +15,7 @@ _FIELD = re.compile(r"\{(\w*)(:d)?\}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class KnownError:
     """One message of torch.
 
     Args:
@@ -44,7 +44,7 @@ class Entry:
         """Return cause and fix of an error in one sentence; "" if this entry does not fit.
 
         Example:
-            >>> entry = Entry(
+            >>> entry = KnownError(
             ...     name="size", text="got {size:d}", kind="ValueError", where="", cause="it has {size}", fix="pass 2"
             ... )
             >>> entry.explain(Raised("ValueError", "got 3", ""))

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.rank.findings.batches import Batches
-from ddp_notebook.rank.findings.gradients import are_finite, are_zero, is_finite
-from ddp_notebook.rank.findings.held import (
+from ddp_notebook.rank.findings.operations import Operations
+from ddp_notebook.rank.findings.optimizer_parameters import (
     UNKNOWN,
-    Held,
-    Seen,
+    ModelCounts,
+    OptimizerParameters,
     has_several_ranks,
     model_name,
     names_of,
@@ -25,8 +24,8 @@ from ddp_notebook.rank.findings.held import (
     ranks_of,
     variable_of,
 )
-from ddp_notebook.rank.findings.operations import Operations
 from ddp_notebook.rank.findings.passes import Passes
+from ddp_notebook.rank.findings.tensor_checks import InputChecksums, are_finite, are_zero, is_finite
 from ddp_notebook.rank.group.call_site import calls_of
 from ddp_notebook.rank.record.training.buckets import Model
 from ddp_notebook.rank.record.training.spans import TrainingSpans
@@ -64,9 +63,9 @@ class StepFacts(StepObserver):
         self._event_buffer = training.event_buffer
         self._namespace = namespace
         self._main = threading.get_ident()
-        self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
+        self._held: weakref.WeakKeyDictionary[Any, OptimizerParameters] = weakref.WeakKeyDictionary()
         self._facts: dict[str, list[Any]] = {}
-        self._seen: dict[str, Seen] = {}  # by name of the DDP model
+        self._seen: dict[str, ModelCounts] = {}  # by name of the DDP model
         self._roots: dict[int, Callable[[], Any]] = {}  # roots of FSDP models with a forward in this cell
         self._backwards = 0
         self._forwards = 0  # of DDP and FSDP models
@@ -74,8 +73,8 @@ class StepFacts(StepObserver):
         self._zeroed: list[Callable[[], Any]] = []  # optimizers and modules with `zero_grad` after the last backward
         self._steps = self._elements = 0
         self._wrapped: Callable[[], Any] | None = None  # a DDP model with parameters of an optimizer
-        self._of_cell: list[Held] = []
-        self._batches = Batches()
+        self._of_cell: list[OptimizerParameters] = []
+        self._batches = InputChecksums()
         self._of_inputs: Callable[[], Any] | None = None  # the first model with a forward in this cell
         self._has_bad_loss = False  # since the last step
         self.passes = Passes(self.note)
@@ -154,7 +153,7 @@ class StepFacts(StepObserver):
     def ddp_forward(self, known: Model, *, synchronizes: bool, has_graph: bool) -> None:
         seen = self._seen.get(known.name)
         if seen is None:
-            seen = self._seen[known.name] = Seen()
+            seen = self._seen[known.name] = ModelCounts()
         if not has_graph:
             seen.in_no_grad += 1
             return
@@ -215,7 +214,7 @@ class StepFacts(StepObserver):
                 if (seen := self._seen.get(known.name)) is not None:
                     held.counts[known.name] = seen.counts
 
-    def _is_unusual(self, held: Held) -> bool:
+    def _is_unusual(self, held: OptimizerParameters) -> bool:
         """Return whether the gradients of a step must be looked at. In a long loop most steps are like the ones
         before."""
         if held.never or held.zero or held.idle or self._has_bad_loss or self._zeroed or not held.has_gradients:
@@ -227,7 +226,7 @@ class StepFacts(StepObserver):
                 return True
         return False
 
-    def _look_at_gradients(self, optimizer: Any, held: Held, step: int) -> None:
+    def _look_at_gradients(self, optimizer: Any, held: OptimizerParameters, step: int) -> None:
         parameters = held.parameters
         gradients = [p.grad for p in parameters]
         lacking = [i for i, gradient in enumerate(gradients) if gradient is None]
@@ -247,23 +246,23 @@ class StepFacts(StepObserver):
         if self._has_bad_loss:
             self._look_for_infinite(optimizer, step, [one for one in gradients if one is not None])
 
-    def _held_by(self, optimizer: Any) -> Held:
+    def _held_by(self, optimizer: Any) -> OptimizerParameters:
         held = self._held.get(optimizer)
         if held is None or not held.is_current:
-            held = self._held[optimizer] = Held(optimizer)
+            held = self._held[optimizer] = OptimizerParameters(optimizer)
         if held.models_made != self._training.models_made:
             held.find_models(self._training.ddp_models(), self._training.models_made)
         return held
 
-    def _since_step(self, held: Held, known: Model) -> tuple[int, int, int, int]:
-        """Return the counts of a model since the last step of an optimizer, see `Seen.counts`."""
+    def _since_step(self, held: OptimizerParameters, known: Model) -> tuple[int, int, int, int]:
+        """Return the counts of a model since the last step of an optimizer, see `ModelCounts.counts`."""
         now = self._seen[known.name].counts if known.name in self._seen else (0, 0, 0, 0)
         before = held.counts.get(known.name, (0, 0, 0, 0))
         return now[0] - before[0], now[1] - before[1], now[2] - before[2], now[3] - before[3]
 
     # ---- no gradient at all
 
-    def _without_gradients(self, optimizer: Any, held: Held, step: int) -> None:
+    def _without_gradients(self, optimizer: Any, held: OptimizerParameters, step: int) -> None:
         """Note an optimizer step without any gradient."""
         names = self._namespace()
         title = variable_of(optimizer, names)
@@ -292,7 +291,7 @@ class StepFacts(StepObserver):
             return
         self._look_for_other_models(held, step, title, roots)
 
-    def _look_for_other_models(self, held: Held, step: int, title: str, roots: list[Any]) -> None:
+    def _look_for_other_models(self, held: OptimizerParameters, step: int, title: str, roots: list[Any]) -> None:
         """Note an optimizer without parameters of a model that ran backward."""
         names = self._namespace()
         ran = [
@@ -310,7 +309,7 @@ class StepFacts(StepObserver):
         models = [model_name(one, names) for one in ran[:3]]
         self.note("optimizer-of-another-model", step, optimizer=title, models=models, is_before_sharding=is_before)
 
-    def _has_zeroed(self, optimizer: Any, held: Held) -> bool:
+    def _has_zeroed(self, optimizer: Any, held: OptimizerParameters) -> bool:
         """Return whether gradients of the optimizer were reset after the last backward."""
         for reference in self._zeroed:
             owner = reference()
@@ -322,7 +321,7 @@ class StepFacts(StepObserver):
 
     # ---- gradients of DDP models
 
-    def _with_models(self, held: Held, step: int, lacking: set[int]) -> None:
+    def _with_models(self, held: OptimizerParameters, step: int, lacking: set[int]) -> None:
         """Note gradients of DDP models that were not averaged, and parameters that a backward did not use."""
         is_apart = False
         since = {known.name: self._since_step(held, known) for _, known, _ in held.models}
@@ -339,7 +338,7 @@ class StepFacts(StepObserver):
             held.apart = None
 
     def _note_bypassed(
-        self, held: Held, step: int, model: Any, indices: list[int], counts: tuple[int, int, int, int]
+        self, held: OptimizerParameters, step: int, model: Any, indices: list[int], counts: tuple[int, int, int, int]
     ) -> bool:
         """Note a model whose gradients were not averaged in consecutive steps. Return whether they were not in this
         one.
@@ -347,7 +346,7 @@ class StepFacts(StepObserver):
         Args:
             model: the DDP model; None if it was deleted.
             indices: its parameters in the optimizer.
-            counts: see `Seen.counts`, since the last step of the optimizer.
+            counts: see `ModelCounts.counts`, since the last step of the optimizer.
         """
         synchronizing, in_no_sync, in_no_grad, _ = counts
         if model is None or not has_several_ranks(model) or (synchronizing and model._comm_hooks):
@@ -377,7 +376,9 @@ class StepFacts(StepObserver):
 
     # ---- gradients that change nothing
 
-    def _look_for_zero(self, optimizer: Any, held: Held, step: int, gradients: list[torch.Tensor]) -> None:
+    def _look_for_zero(
+        self, optimizer: Any, held: OptimizerParameters, step: int, gradients: list[torch.Tensor]
+    ) -> None:
         first = gradients[0]
         if first.is_meta or (first.is_cuda and torch.cuda.is_current_stream_capturing()):
             return
@@ -397,7 +398,7 @@ class StepFacts(StepObserver):
         if getattr(optimizer, "found_inf", None) is None and not are_finite(gradients):
             self.note("not-finite", step)
 
-    def _note_never(self, held: Held) -> None:
+    def _note_never(self, held: OptimizerParameters) -> None:
         """Note parameters that had no gradient in any step of the cell."""
         parameters = held.parameters
         if held.steps < 2 or not held.never or len(held.never) == held.count or len(parameters) != held.count:

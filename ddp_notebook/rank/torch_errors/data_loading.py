@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch.distributed import get_world_size, is_initialized
 
-from ddp_notebook.rank.torch_errors.entry import Entry, Values
+from ddp_notebook.rank.torch_errors.known_error import KnownError, Values
 from ddp_notebook.rank.torch_errors.raised import Raised
 
 _DATA = r"^torch\.utils\.data\."
@@ -55,7 +55,7 @@ def _lengths(raised: Raised, _: Mapping[str, str]) -> Values | None:
 
 
 ENTRIES = (
-    Entry(
+    KnownError(
         name="worker that has exited",
         text="DataLoader worker (pid(s) {pids}) exited unexpectedly",
         kind="RuntimeError",
@@ -64,7 +64,7 @@ ENTRIES = (
         "and an error while it started",
         fix="use num_workers=0 to see an error of the dataset in the rank itself, or fewer workers if memory is short",
     ),
-    Entry(
+    KnownError(
         name="worker killed by a signal",
         text="DataLoader worker (pid {pid:d}) is killed by signal: {signal}",
         kind="RuntimeError",
@@ -73,7 +73,7 @@ ENTRIES = (
         cause="a worker process of this DataLoader ended by {signal}",
         fix="use fewer workers or smaller batches if memory is short, or num_workers=0 to see the line",
     ),
-    Entry(
+    KnownError(
         name="timeout of a loader",
         text="DataLoader timed out after {seconds:d} seconds",
         kind="RuntimeError",
@@ -81,7 +81,7 @@ ENTRIES = (
         cause="no worker of this DataLoader finished a batch within {seconds} s",
         fix="pass a longer timeout, or more workers; timeout=0 waits without a limit",
     ),
-    Entry(
+    KnownError(
         name="samples of different shapes",
         text="stack expects each tensor to be equal size, but got [{one}] at entry 0 and [{two}] at entry {index:d}",
         kind="RuntimeError",
@@ -90,7 +90,7 @@ ENTRIES = (
         "stacks them",
         fix="pad them to one shape in the dataset, or pass collate_fn= with torch.nn.utils.rnn.pad_sequence",
     ),
-    Entry(
+    KnownError(
         name="lists of different lengths",
         text="each element in list of batch should be of equal size",
         kind="RuntimeError",
@@ -98,7 +98,7 @@ ENTRIES = (
         cause="the samples of a batch are lists of different lengths, and default_collate needs equal ones",
         fix="pad them in the dataset, or pass collate_fn=list to keep them as they are",
     ),
-    Entry(
+    KnownError(
         name="samples that are nothing",
         text="default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found <class "
         "'NoneType'>",
@@ -107,7 +107,7 @@ ENTRIES = (
         cause="a sample of this batch is None or contains None",
         fix="return a value in each branch of __getitem__, or pass a collate_fn that skips None",
     ),
-    Entry(
+    KnownError(
         name="samples that cannot be stacked",
         text="default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found <class "
         "'{type}'>",
@@ -117,7 +117,7 @@ ENTRIES = (
         cause="the samples are or contain objects of the class {type}, which default_collate cannot stack",
         fix="convert them to tensors in __getitem__, or pass collate_fn=list",
     ),
-    Entry(
+    KnownError(
         name="shuffle with a DistributedSampler",
         text="sampler option is mutually exclusive with shuffle",
         kind="ValueError",
@@ -126,7 +126,7 @@ ENTRIES = (
         cause="a DistributedSampler decides the order of the samples",
         fix="leave shuffle out here, pass shuffle=True to DistributedSampler, and call set_epoch(epoch) in each epoch",
     ),
-    Entry(
+    KnownError(
         name="shuffle with a sampler",
         text="sampler option is mutually exclusive with shuffle",
         kind="ValueError",
@@ -134,7 +134,7 @@ ENTRIES = (
         cause="a sampler already decides the order of the samples",
         fix="leave shuffle out, and shuffle in the sampler",
     ),
-    Entry(
+    KnownError(
         name="batch_sampler with other options",
         text="batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last",
         kind="ValueError",
@@ -142,7 +142,7 @@ ENTRIES = (
         cause="a batch_sampler already decides which samples are in which batch",
         fix="leave batch_size, shuffle, sampler and drop_last out, and pass them to the batch sampler",
     ),
-    Entry(
+    KnownError(
         name="shuffle of an IterableDataset",
         text="DataLoader with IterableDataset: expected unspecified shuffle option, but got shuffle=True",
         kind="ValueError",
@@ -150,7 +150,7 @@ ENTRIES = (
         cause="an IterableDataset decides the order of its samples itself",
         fix="leave shuffle out, and shuffle in __iter__",
     ),
-    Entry(
+    KnownError(
         name="sampler of an IterableDataset",
         text="DataLoader with IterableDataset: expected unspecified sampler option, but got sampler=",
         kind="ValueError",
@@ -159,7 +159,7 @@ ENTRIES = (
         fix="leave sampler out, and give each rank its part in __iter__, such as islice(samples, rank, None, "
         "world_size)",
     ),
-    Entry(
+    KnownError(
         name="rank of a sampler",
         text="Invalid rank {rank:d}, rank should be in the interval [0, {last:d}]",
         kind="ValueError",
@@ -168,7 +168,7 @@ ENTRIES = (
         cause="rank={rank} does not exist among num_replicas={replicas}{session}",
         fix="leave num_replicas and rank out: DistributedSampler takes them from the default group",
     ),
-    Entry(
+    KnownError(
         name="empty dataset",
         text="num_samples should be a positive integer value, but got num_samples=0",
         kind="ValueError",
@@ -177,7 +177,7 @@ ENTRIES = (
         cause="the dataset, a {type}, has no samples on this rank",
         fix="check the path or the filter of the data on this rank; without shuffle an empty dataset gives no batch",
     ),
-    Entry(
+    KnownError(
         name="length of an IterableDataset",
         text="object of type '{type}' has no len()",
         kind="TypeError",
@@ -185,7 +185,7 @@ ENTRIES = (
         cause="DistributedSampler needs the number of samples, and {type} has no len()",
         fix="define __len__, or for an IterableDataset leave the sampler out and give each rank its part in __iter__",
     ),
-    Entry(
+    KnownError(
         name="iterator as a dataset",
         text="object of type '{type}' has no len()",
         kind="TypeError",
@@ -193,7 +193,7 @@ ENTRIES = (
         cause="DataLoader needs the number of samples here, and {type} has no len()",
         fix="pass a list or a Dataset with __len__ and __getitem__, or wrap a stream in an IterableDataset",
     ),
-    Entry(
+    KnownError(
         name="lengths of a split",
         text="Sum of input lengths does not equal the length of the input dataset!",
         kind="ValueError",
@@ -202,7 +202,7 @@ ENTRIES = (
         cause="{lengths} adds up to {sum}, and the dataset has {count} samples",
         fix="pass numbers that add up to {count}, or fractions that add up to 1, such as [0.8, 0.2]",
     ),
-    Entry(
+    KnownError(
         name="prefetch without workers",
         text="prefetch_factor option could only be specified in multiprocessing.",
         kind="ValueError",
