@@ -330,3 +330,44 @@ def test_quiet_findings(session, capsys, monkeypatch):
     session.run(MODEL + LOOP.format(forward="model.module(x)"))
     assert "averaged" not in capsys.readouterr().err
     assert "Step 1: gradients of model were not averaged" in str(session.recording.report())
+
+
+ORDER = "call it for the same values in the same order on all ranks (# ddp: ok mixed-values)"
+
+
+def test_values_in_another_order(run):
+    loop = "    for name in ['a', 'b'][:: 1 - 2 * rank]:\n        dist.all_reduce(sums[name])\n"
+    first, second = "name='a' on rank 0 and name='b' on rank 1", "loss on rank 0 and count on rank 1"
+    found = run("sums = {'a': torch.ones(1), 'b': torch.ones(1)}\nfor _ in range(2):\n" + loop)
+    assert [line.partition("#")[0] for line in found] == ["cell line 4: all_reduce "]
+    assert f"got different values: {first}; {ORDER}" in found[0]
+    code = "loss, count = torch.ones(1), torch.ones(1)\nfor step in range(3):\n    if step != rank:\n"
+    code += "        dist.all_reduce(loss)\n    dist.all_reduce(count)\n"
+    (line,) = run(code)
+    assert line.startswith("cell line 5 and cell line 4: all_reduce #") and line.endswith(ORDER)
+    assert "got different values: count on rank 0 and loss on rank 1; " in line, (line, second)
+    assert run("# ddp: ok mixed-values\n" + code) == []
+
+
+def test_passes_of_a_loop_in_another_order(run):
+    code = "for epoch in range(2):\n    for step in range(3):\n        if [epoch, step] != [rank, 1]:\n"
+    (line,) = run(code + "            x = torch.ones(1)\n            dist.all_reduce(x)")
+    values = "epoch=0 and step=2 on rank 0 and epoch=0 and step=1 on rank 1"
+    assert line.startswith("cell line 5: all_reduce #") and f" got different values: {values}; {ORDER}" in line
+
+
+def test_gradients_in_another_order(run):
+    code = (
+        "model = torch.nn.Sequential(*[torch.nn.Linear(3, 3, bias=False) for _ in range(3)])\n"
+        "model(torch.ones(2, 3)).sum().backward()\n"
+        "def average(parameters):\n"
+        "    for p in parameters:\n"
+        "        dist.all_reduce(p.grad)\n"
+        "average(list(model.parameters())[{part}])"
+    )
+    for part in (":: 1 - 2 * rank", "rank : 2 + rank"):  # another order; one rank leaves out the first gradient
+        (line,) = run(code.format(part=part))
+        first, second = ("0", "2") if part[0] == ":" else ("0", "1")
+        values = f"the gradient of {first}.weight on rank 0 and the gradient of {second}.weight on rank 1"
+        assert line.startswith("cell line 5 in average: all_reduce #")
+        assert f" got different values: {values}; {ORDER}" in line

@@ -5,5 +5,6 @@ step_facts            what each optimizer step used: gradients, averaging, model
 optimizer_parameters  parameters of an optimizer, and the models that contain them
 tensor_checks         checks of gradients and losses that read few elements; checksums of the inputs of models
 operations            asynchronous operations without a wait
+values                values that collectives of the user get
 passes                passes of data loaders over their data
 """

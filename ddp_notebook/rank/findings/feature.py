@@ -18,9 +18,10 @@ class FindingsFeature(Feature):
         self._steps: StepFacts | None = None
         if core.recording is not None:
             training = core.recording.training
-            self._steps = StepFacts(training, lambda: core.shell.user_ns, core.network.where.of_calls)
+            where = core.network.where
+            self._steps = StepFacts(training, lambda: core.shell.user_ns, where.of_calls, where.cells)
             training.observe(self._steps)
-            core.network.recorder.unwaited_calls = self._steps.operations
+            core.network.recorder.user_calls = self._steps.operations
 
     def cell_begins(self, cell: RunCell) -> None:
         if self._steps is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
+from ddp_notebook.rank.findings.values import Values
 from ddp_notebook.rank.group.call_site import USER
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.operators import flat
@@ -28,17 +29,25 @@ class Operations:
         note: keeps a fact.
         line: returns the user's line of a call.
         step: returns the number of the current step; 0 before the first one of a cell without steps.
+        values: keeps the values of the calls.
     """
 
-    def __init__(self, note: Callable[..., None], line: Callable[[Call], str], step: Callable[[], int]) -> None:
+    def __init__(
+        self, note: Callable[..., None], line: Callable[[Call], str], step: Callable[[], int], values: Values
+    ) -> None:
         self._note = note
         self._line = line
         self._step = step
+        self._values = values
         self._calls: dict[int, tuple[Call, _Tensors]] = {}
 
     def begin_cell(self) -> None:
         """Forget the calls of the last cell."""
         self._calls.clear()
+
+    def begun(self, call: Call) -> None:
+        """Keep the value of a collective."""
+        tell(self._values.begun, call)
 
     def issued(self, call: Call) -> None:
         """Add a call whose work torch returns to the user."""

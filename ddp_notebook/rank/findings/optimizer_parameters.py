@@ -9,6 +9,7 @@ import torch
 from torch.distributed import get_process_group_ranks, get_world_size
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_notebook.rank.findings.tensor_checks import are_zero, sample
 from ddp_notebook.rank.record.training.buckets import Model
 from ddp_notebook.stdlib import weakref
 
@@ -16,10 +17,33 @@ _MOST_NAMES = 6
 UNKNOWN = "one of shape"  # begin of the description of a parameter without a name
 
 
+class SinceAverage:
+    """Events since the last backward of a DDP model that averaged gradients.
+
+    Args:
+        backwards: backwards of the cell until then.
+        elements: elements that were communicated until then.
+        version: see `version_of`.
+    """
+
+    __slots__ = ("backwards", "elements", "in_no_sync", "version")
+
+    def __init__(self, backwards: int, elements: int, version: tuple[int, int]) -> None:
+        self.backwards, self.elements, self.version = backwards, elements, version
+        self.in_no_sync = 0  # forwards under `no_sync` since then
+
+
+def version_of(model: Any) -> tuple[int, int]:
+    """Return the id and the version of the first gradient of a model, which change if another backward adds to it."""
+    gradients = (p.grad for p in model.parameters())
+    first = next((one for one in gradients if one is not None), None)
+    return (0, 0) if first is None or first.is_inference() else (id(first), first._version)
+
+
 class ModelCounts:
     """Forwards and backwards of one DDP model in the running cell."""
 
-    __slots__ = ("averaged", "complete", "in_no_grad", "in_no_sync", "reduced", "synchronizing")
+    __slots__ = ("complete", "in_no_grad", "in_no_sync", "reduced", "since", "synchronizing")
 
     def __init__(self) -> None:
         self.synchronizing = 0  # forwards whose backward averages gradients
@@ -27,6 +51,7 @@ class ModelCounts:
         self.in_no_grad = 0  # forwards without gradients
         self.reduced = 0  # backwards with at least one averaged bucket
         self.complete = False  # the last of them has averaged all buckets
+        self.since = SinceAverage(0, 0, (0, 0))
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
@@ -92,6 +117,39 @@ class OptimizerParameters:
     def is_trainable(self) -> bool:
         """Return whether a parameter requires a gradient."""
         return any(p.requires_grad for p in self.parameters)
+
+
+class Unheld:
+    """Parameters of one DDP model that no optimizer holds."""
+
+    def __init__(self) -> None:
+        self.begin_cell()
+
+    def begin_cell(self) -> None:
+        """Forget the parameters of the last cell."""
+        self.step = 0  # the step in which they were looked for; 0 before
+        self.model: Callable[[], Any] = lambda: None
+        self._first: list[tuple[str, Callable[[], Any], torch.Tensor]] = []  # name, parameter and some of its values
+
+    def add(self, step: int, model: Any, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Add the parameters of a model. Only those of the first model are kept."""
+        self.step = step
+        if not self._first and parameters:
+            self.model = weakref.ref(model)
+            some = parameters.items() if all(one.is_cpu for one in parameters.values()) else ()
+            self._first = [(name, weakref.ref(p), sample(p.detach()).clone()) for name, p in some]
+
+    def unchanged(self) -> list[str]:
+        """Return the names of those that got gradients and have the same values as at the start, at most a few."""
+        names = []
+        for name, reference, values in self._first:
+            parameter = reference()
+            if parameter is None or parameter.grad is None or not torch.equal(sample(parameter.detach()), values):
+                return []
+            if not are_zero([parameter.grad], 0)[0]:
+                names.append(name)
+        more = len(names) - _MOST_NAMES
+        return [*names[:_MOST_NAMES], f"{more} more"] if more > 0 else names
 
 
 def parameters_of(model: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:

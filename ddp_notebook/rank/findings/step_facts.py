@@ -7,7 +7,7 @@ The first step for which something holds is kept, with the facts that the senten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,15 +17,19 @@ from ddp_notebook.rank.findings.optimizer_parameters import (
     UNKNOWN,
     ModelCounts,
     OptimizerParameters,
+    SinceAverage,
+    Unheld,
     has_several_ranks,
     model_name,
     names_of,
     parameters_of,
     ranks_of,
     variable_of,
+    version_of,
 )
 from ddp_notebook.rank.findings.passes import Passes
 from ddp_notebook.rank.findings.tensor_checks import InputChecksums, are_finite, are_zero, is_finite
+from ddp_notebook.rank.findings.values import Values
 from ddp_notebook.rank.group.call_site import calls_of
 from ddp_notebook.rank.record.training.buckets import Model
 from ddp_notebook.rank.record.training.spans import TrainingSpans
@@ -51,6 +55,7 @@ class StepFacts(StepObserver):
         training: observes the steps.
         namespace: returns the user's variables.
         place: describes the innermost of some calls, each with file, line and function.
+        cells: files of cells.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class StepFacts(StepObserver):
         training: TrainingSpans,
         namespace: Callable[[], Mapping[str, Any]],
         place: Callable[[list[tuple[str, int, str]]], str],
+        cells: Mapping[str, int],
     ) -> None:
         self._training = training
         self._event_buffer = training.event_buffer
@@ -74,11 +80,15 @@ class StepFacts(StepObserver):
         self._steps = self._elements = 0
         self._wrapped: Callable[[], Any] | None = None  # a DDP model with parameters of an optimizer
         self._of_cell: list[OptimizerParameters] = []
+        self._unheld = Unheld()
         self._batches = InputChecksums()
         self._of_inputs: Callable[[], Any] | None = None  # the first model with a forward in this cell
         self._has_bad_loss = False  # since the last step
         self.passes = Passes(self.note)
-        self.operations = Operations(self.note, lambda call: place(calls_of(call.site)), lambda: self._steps)
+        self._values = Values(cells, lambda call: place(calls_of(call.site)), self._named_parameters)
+        self.operations = Operations(
+            self.note, lambda call: place(calls_of(call.site)), lambda: self._steps, self._values
+        )
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             around(owner, "zero_grad", self._around_zero_grad)
 
@@ -99,21 +109,28 @@ class StepFacts(StepObserver):
                 held.begin_cell()
             self._of_cell.clear()
             self._wrapped = None
+            self._unheld.begin_cell()
         self._facts.clear()
         self._has_bad_loss, self._of_inputs = False, None
         self._batches.begin_cell()
         self.operations.begin_cell()
+        self._values.begin_cell()
         self._elements = self._event_buffer.elements
         self.passes.begin_cell()
 
     def end_cell(self, *, trains_apart: bool) -> Sequence[Sequence[Any]]:
         """Return the facts of the cell: name, step and details of each."""
+        if calls := self._values.calls:
+            self.note("values", 0, calls=calls)
         if not self._steps:
             return list(self._facts.values())
         for held in self._of_cell:
             self._note_never(held)
             if held.has_no_rate and held.steps >= _ZERO:
                 self.note("nothing-changed", held.first_step, last=held.first_step + held.steps - 1, cause="rate")
+        if "no-gradient" not in self._facts and (names := self._unheld.unchanged()):
+            model = model_name(self._unheld.model(), self._namespace())
+            self.note("not-in-optimizer", self._unheld.step, last=self._steps, model=model, names=names)
         has_gradients = any(len(held.never or ()) < held.count for held in self._of_cell)
         if trains_apart and not self._backwards and not has_gradients:
             self.note("idle", 1)  # for example, a loop over the learning rates of a scheduler
@@ -162,6 +179,7 @@ class StepFacts(StepObserver):
             seen.synchronizing += 1
         else:
             seen.in_no_sync += 1
+            seen.since.in_no_sync += 1
 
     def fsdp_forward(self, root: Any) -> None:
         self._forwards += 1
@@ -172,6 +190,7 @@ class StepFacts(StepObserver):
         self._backwards += 1
         self._unknown += has_unknown
         self._zeroed.clear()
+        self._values.note_backward()
         self.passes.note_backward()
         if outputs and not self._has_bad_loss and "not-finite" not in self._facts:
             self._has_bad_loss = not is_finite(outputs)
@@ -179,6 +198,8 @@ class StepFacts(StepObserver):
             if (seen := self._seen.get(known.name)) is not None:
                 seen.reduced += 1
                 seen.complete = known.at >= len(known.sizes)
+                version = (0, 0) if (model := known.reference()) is None else version_of(model)
+                seen.since = SinceAverage(self._backwards, self._event_buffer.elements, version)
 
     def loader_begins(self, loader: Any, iterator: Any) -> None:
         self.passes.begin(loader, iterator, self._steps)
@@ -206,6 +227,8 @@ class StepFacts(StepObserver):
             held.has_no_rate = all(group.get("lr", 1) == 0 for group in optimizer.param_groups)
         if held.steps <= _FIRST or held.steps % _EACH == 0 or self._is_unusual(held):
             self._look_at_gradients(optimizer, held, step)
+        if held.models and self._unheld.step == 0:
+            self._look_for_unheld(step)
         held.backwards, held.forwards = self._backwards, self._forwards
         if held.models:
             self._wrapped = held.models[0][0]
@@ -259,6 +282,15 @@ class StepFacts(StepObserver):
         now = self._seen[known.name].counts if known.name in self._seen else (0, 0, 0, 0)
         before = held.counts.get(known.name, (0, 0, 0, 0))
         return now[0] - before[0], now[1] - before[1], now[2] - before[2], now[3] - before[3]
+
+    def _named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the parameters of the models of variables and of optimizers, with their names."""
+        for model in list(self._namespace().values()):
+            if issubclass(type(model), torch.nn.Module):
+                yield from getattr(model, "module", model).named_parameters()
+        for optimizer in list(self._held):
+            for number, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"]):
+                yield f"parameter {number}", parameter
 
     # ---- no gradient at all
 
@@ -332,6 +364,8 @@ class StepFacts(StepObserver):
             if counts[0] and not lacking.isdisjoint(indices):
                 if not (counts[3] and self._seen[known.name].complete):
                     self._note_unused(reference(), step)
+            elif counts[3] and self._seen[known.name].since.in_no_sync:
+                is_apart |= self._note_late(held, step, reference(), indices, self._seen[known.name].since)
             elif not (counts[3] or self._unknown or (lacking | averaged).issuperset(indices)):
                 is_apart |= self._note_bypassed(held, step, reference(), indices, counts)
         if not is_apart:
@@ -357,11 +391,31 @@ class StepFacts(StepObserver):
         if moved * _SMALL >= sum(one.numel() for one in gradients) or are_zero(gradients, 0)[0]:
             return False
         cause = "autograd" if synchronizing else "no_sync" if in_no_sync else "no_grad" if in_no_grad else "no forward"
+        self._note_apart(held, step, model, cause)
+        return True
+
+    def _note_late(
+        self, held: OptimizerParameters, step: int, model: Any, indices: list[int], since: SinceAverage
+    ) -> bool:
+        """Note a model whose gradients were averaged before the last backward of consecutive steps. Arguments and
+        result as in `_note_bypassed`."""
+        if model is None or not has_several_ranks(model) or self._backwards == since.backwards:
+            return False
+        if version_of(model) == since.version:  # a backward of another model
+            return False
+        parameters = held.parameters
+        moved = self._event_buffer.elements - since.elements
+        if moved * _SMALL >= sum(parameters[i].numel() for i in indices):
+            return False
+        self._note_apart(held, step, model, "late")
+        return True
+
+    def _note_apart(self, held: OptimizerParameters, step: int, model: Any, cause: str) -> None:
+        """Note a step without averaging, if the step before had the same cause."""
         if held.apart is None:
             held.apart = step, model_name(model, self._namespace()), cause
         elif held.apart[2] == cause:
             self.note("ddp-bypassed", held.apart[0], model=held.apart[1], cause=cause)
-        return True
 
     def _note_unused(self, model: Any, step: int) -> None:
         """Note parameters without a gradient in a DDP model that has not averaged all its buckets."""
@@ -373,6 +427,14 @@ class StepFacts(StepObserver):
         if names:
             some = [*names[:6], f"{len(names) - 6} more"] if len(names) > 7 else names
             self.note("unused-parameters", step, model=model_name(model, self._namespace()), names=some)
+
+    def _look_for_unheld(self, step: int) -> None:
+        """Find parameters of DDP models that no optimizer holds."""
+        optimizers = [one for one in list(self._namespace().values()) if issubclass(type(one), torch.optim.Optimizer)]
+        held = {id(p) for one in [*optimizers, *self._held] for group in one.param_groups for p in group["params"]}
+        for model, known in self._training.ddp_models():
+            if known.name in self._seen and self._seen[known.name].reduced and has_several_ranks(model):
+                self._unheld.add(step, model, {n: p for n, p in parameters_of(model).items() if id(p) not in held})
 
     # ---- gradients that change nothing
 
@@ -410,5 +472,11 @@ class StepFacts(StepObserver):
             return
         names = names_of(never, self._namespace(), [model for model, _ in models])
         is_unknown = any(name.startswith(UNKNOWN) for name in names)
-        cause = "some replaced" if is_unknown and not is_in_a_module(never) else "never"
-        self.note("no-gradient", held.first_step, cause=cause, names=names, steps=held.steps)
+        if not (is_unknown and not is_in_a_module(never)):
+            self.note("no-gradient", held.first_step, cause="never", names=names, steps=held.steps)
+            return
+        lacking = [p for model, _ in models for p in parameters_of(model).values() if id(p) not in held.ids]
+        self.note(
+            "no-gradient", held.first_step, cause="some replaced", names=names, steps=held.steps,
+            lacking=names_of([p for p in lacking if p.grad is not None], {}, [model for model, _ in models]),
+        )  # fmt: skip

@@ -32,7 +32,7 @@ def are_zero(gradients: Sequence[torch.Tensor], first: int) -> tuple[bool, int]:
 def _are_zero(gradients: Sequence[torch.Tensor], first: int) -> tuple[bool, int]:
     count = len(gradients)
     with torch.no_grad():
-        for check in (_sample, _whole):  # the whole gradients are read only if all samples are zero
+        for check in (sample, _whole):  # the whole gradients are read only if all samples are zero
             for number in range(count):
                 at = (first + number) % count
                 if bool(check(local(gradients[at])).any()):
@@ -46,7 +46,8 @@ def local(tensor: Any) -> torch.Tensor:
     return found._values() if found.is_sparse else found
 
 
-def _sample(gradient: torch.Tensor) -> torch.Tensor:
+def sample(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a few elements."""
     if gradient.numel() <= _SAMPLE or not gradient.is_contiguous():
         return gradient if gradient.numel() <= _SAMPLE else gradient.flatten()[:_SAMPLE]
     return gradient.view(-1)[:: gradient.numel() // _SAMPLE]

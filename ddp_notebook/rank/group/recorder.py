@@ -56,9 +56,10 @@ class FailedCollective(NamedTuple):
     at_ns: int  # monotonic clock
 
 
-class AsyncObserver(Protocol):
-    """Follows the asynchronous calls of Python code."""
+class UserCalls(Protocol):
+    """Follows the collectives of the user, and the asynchronous calls of Python code."""
 
+    def begun(self, call: Call) -> None: ...
     def issued(self, call: Call) -> None: ...
     def waited(self, call: Call) -> None: ...
     def forgotten(self, call: Call) -> None: ...
@@ -92,7 +93,7 @@ class Recorder:
         self.meaning: Callable[[Call], str] | None = None  # returns a description of a message's content
         self.look: Callable[[Call], None] | None = None  # called at the start of each operation; never raises
         self.event_buffer: EventBuffer | None = None  # receives the recorded calls
-        self.unwaited_calls: AsyncObserver | None = None  # follows asynchronous calls until their wait
+        self.user_calls: UserCalls | None = None  # follows calls of the user
         # Changed only by methods.
         self.failed: FailedCollective | None = None  # the last failure
         self.is_torn = False  # a message was counted and then interrupted, so it may or may not be in progress
@@ -329,8 +330,8 @@ class Recorder:
         self.prune_at = max(_PRUNE_AT, 2 * len(self.live))
 
     def _forget(self, key: int, call: Call) -> None:
-        if call.work is not None and self.unwaited_calls is not None:
-            self.unwaited_calls.forgotten(call)
+        if call.work is not None and self.user_calls is not None:
+            self.user_calls.forgotten(call)
         self.live.pop(key, None)
         self.by_work.pop(id(call.work), None)
         call.work = None  # it holds the tensors
@@ -361,8 +362,8 @@ class Recorder:
                 call.work = work
             elif call.work is not work:
                 return wait(work) if timeout is None else wait(work, timeout)
-            elif self.unwaited_calls is not None:
-                unseen(self.unwaited_calls.waited, call)
+            elif self.user_calls is not None:
+                unseen(self.user_calls.waited, call)
             call.limit = timeout = _limit(call) if timeout is None else timeout
             call.is_waited_for = not call.end_ns
             failed, began_ns = True, monotonic_ns()

@@ -119,8 +119,8 @@ def findings_of(facts: Mapping[int, Sequence[Sequence[Any]]], ranks: Sequence[in
     return found
 
 
-_NAMES_RANKS = {"same-batches", "skipped-batch"}  # their sentences name the ranks
-_BY_RANK = {"names", "batch"}  # details that may differ between the ranks of one finding
+_NAMES_RANKS = {"mixed-values", "same-batches", "skipped-batch"}  # their sentences name the ranks
+_BY_RANK = {"names", "batch", "line", "value"}  # details that may differ between the ranks of one finding
 
 
 def _first_step(of_ranks: Mapping[int, tuple[int, dict[str, Any]]]) -> tuple[int, list[int]]:

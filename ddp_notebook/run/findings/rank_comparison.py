@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from itertools import combinations, pairwise
+from typing import Any, NamedTuple
 
 Fact = tuple[int, dict[str, Any]]  # step and details
 OfRanks = dict[int, Fact]
@@ -22,6 +23,8 @@ def compared(facts: Mapping[str, OfRanks]) -> dict[str, OfRanks]:
         found["same-batches"] = same
     if skipped := skipped_batch(facts.get("draws", {})):
         found["skipped-batch"] = skipped
+    if mixed := mixed_values(facts.get("values", {})):
+        found["mixed-values"] = mixed
     return found
 
 
@@ -101,3 +104,97 @@ def _position(draws: list[list[int]], step: int) -> tuple[int, int]:
         if one[0] <= step:
             first, passes, count = one
     return passes, count + step - first
+
+
+_GRADIENT = "gradient"  # kind of a value
+
+
+class _Value(NamedTuple):
+    """The value that a collective got on one rank, see `rank/findings/values`."""
+
+    operation: str
+    line: str
+    kind: str
+    name: str
+    passes: list[list[Any]]
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Return the data by which ranks recognize the value. A gradient may be passed in several lines."""
+        return (self.kind, self.name) if self.kind == _GRADIENT else (self.kind, self.name, self.line)
+
+
+def mixed_values(facts: OfRanks) -> OfRanks:
+    """Return two ranks that have passed different values to one collective, if that is certainly wrong.
+
+    A program may use another variable on one rank, for example as the source of a broadcast. So it is wrong only if
+    both ranks pass the same values in another order, or if one rank skips a pass of a loop.
+
+    Example:
+        >>> def calls(*names): return [["", n, "all_reduce", "line 2", "loop", x, []] for n, x in enumerate(names)]
+        >>> def of(first, second): return mixed_values({0: (0, {"calls": first}), 1: (0, {"calls": second})})
+        >>> of(calls("a", "b"), calls("b", "a"))[0]
+        (0, {'number': 0, 'call': 'all_reduce', 'line': 'line 2', 'value': 'a'})
+        >>> of(calls("a", "b"), calls("a", "c"))
+        {}
+    """
+    by_group: dict[str, dict[int, dict[int, _Value]]] = {}
+    for rank, (_, own) in sorted(facts.items()):
+        for group, number, *value in own["calls"]:
+            by_group.setdefault(group, {}).setdefault(rank, {})[number] = _Value(*value)
+    for ranks in by_group.values():
+        for some in combinations(ranks, 2):
+            first, second = (ranks[one] for one in some)
+            for find in (_in_another_order, _in_another_pass):
+                if (found := find(first, second)) is not None:
+                    number, texts = found
+                    of = zip(some, (first[number], second[number]), texts, strict=True)
+                    return {
+                        rank: (0, {"number": number, "call": one.operation, "line": one.line, "value": text})
+                        for rank, one, text in of
+                    }
+    return {}
+
+
+def _in_another_order(first: dict[int, _Value], second: dict[int, _Value]) -> tuple[int, tuple[str, str]] | None:
+    """Return the first call in which two ranks have passed different values, although both pass both of them."""
+    others = {
+        number: (first[number], second[number])
+        for number in sorted(first.keys() & second.keys())
+        if first[number].kind == second[number].kind and first[number].name != second[number].name
+    }
+    of_first, of_second = ({one[at].identity for one in others.values()} for at in (0, 1))
+    for number, (mine, theirs) in others.items():
+        is_in_both = theirs.identity in of_first, mine.identity in of_second
+        # A rank that skips a gradient passes all later ones in another call.
+        if mine.name and theirs.name and (any(is_in_both) if mine.kind == _GRADIENT else all(is_in_both)):
+            return number, (mine.name, theirs.name)
+    return None
+
+
+def _in_another_pass(first: dict[int, _Value], second: dict[int, _Value]) -> tuple[int, tuple[str, str]] | None:
+    """Return the first call in which two ranks are in different passes of a loop, after calls in equal passes.
+
+    The numbers of passes must grow on both ranks. A later pass of one rank must be in the other rank's calls too.
+    """
+    common = sorted(first.keys() & second.keys())
+    for line in dict.fromkeys(first[number].line for number in common):
+        pairs = [
+            (number, first[number].passes, second[number].passes)
+            for number in common
+            if first[number].line == second[number].line == line and first[number].name == second[number].name
+        ]
+        sides = [mine for _, mine, _ in pairs], [theirs for _, _, theirs in pairs]
+        if not all(sides[0]) or not all(a < b for side in sides for a, b in pairwise(side)):
+            continue
+        for number, mine, theirs in pairs:
+            if mine != theirs:
+                is_known = mine in sides[1] or theirs in sides[0]
+                if number != pairs[0][0] and is_known:
+                    return number, (_passes(mine), _passes(theirs))
+                break
+    return None
+
+
+def _passes(passes: list[list[Any]]) -> str:
+    return " and ".join(f"{name}={value}" for name, value in passes)

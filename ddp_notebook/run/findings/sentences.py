@@ -62,6 +62,11 @@ _NOT_AVERAGED = {
 
 def _bypassed(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
+    if one["cause"] == "late":
+        return f"step {step}", (
+            f"not all gradients of {one['model']} were averaged: the last forward and backward of the step ran under "
+            "no_sync(), after the average; use no_sync() for the first ones of each step only"
+        )
     why = _NOT_AVERAGED[one["cause"]].format(**one)
     return f"step {step}", f"gradients of {one['model']} were not averaged: {why}"
 
@@ -80,15 +85,30 @@ _NO_GRADIENT = {
 
 def _no_gradient(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
-    if one["cause"] not in _NO_GRADIENT:
-        names = _by_rank({rank: own["names"] for rank, own in details.items()})
-        return _span(step, step + one["steps"] - 1), (
+    if (cause := one["cause"]) in _NO_GRADIENT:
+        return f"step {step}", _NO_GRADIENT[cause].format(**one)
+    names = _by_rank({rank: own["names"] for rank, own in details.items()})
+    if cause == "never":
+        text = f"no gradient for {names}; use them in the loss, or freeze them with requires_grad_(False)"
+    elif one["lacking"]:
+        text = (
+            f"the optimizer lacks {_and(one['lacking'])}, which got gradients; it holds {names} instead, which no "
+            "module has any more; make the optimizer after the last change of the model"
+        )
+    else:
+        text = (
             f"the optimizer holds {names}, which no module has any more and which had no gradient; make the optimizer "
             "after the last change of the model"
-            if one["cause"] == "some replaced"
-            else f"no gradient for {names}; use them in the loss, or freeze them with requires_grad_(False)"
         )
-    return f"step {step}", _NO_GRADIENT[one["cause"]].format(**one)
+    return _span(step, step + one["steps"] - 1), text
+
+
+def _not_in_optimizer(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    return _span(step, one["last"]), (
+        f"no optimizer holds {_and(one['names'])} of {one['model']}, which got gradients and did not change; add them "
+        "to an optimizer, or freeze them with requires_grad_(False)"
+    )
 
 
 def _by_rank(names: Mapping[int, Sequence[str]]) -> str:
@@ -163,6 +183,15 @@ def _skipped_batch(step: int, details: Details) -> tuple[str, str]:
     )
 
 
+def _mixed_values(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    values = [f"{own['value']} on rank {rank}" for rank, own in details.items()]
+    return _and(list(dict.fromkeys(own["line"] for own in details.values()))), (
+        f"{one['call']} #{one['number']} got different values: {_and(values)}; call it for the same values in the same "
+        "order on all ranks"
+    )
+
+
 def _never_waited(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     return f"{one['line']}", (
@@ -200,8 +229,10 @@ SENTENCES: dict[str, Callable[[int, Details], tuple[str, str]]] = {
     "loss-without-path": _loss_without_path,
     "unused-parameters": _unused,
     "no-gradient": _no_gradient,
+    "not-in-optimizer": _not_in_optimizer,
     "not-finite": _not_finite,
     "skipped-batch": _skipped_batch,
+    "mixed-values": _mixed_values,
     "same-batches": _same_batches,
     "trains-apart": _trains_apart,
     "written-before-wait": _written_before_wait,

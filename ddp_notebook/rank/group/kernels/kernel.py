@@ -11,6 +11,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from ddp_notebook.rank import gpu
+from ddp_notebook.rank.group.call_site import USER
 from ddp_notebook.rank.group.calls import NOW_NS, Call, Group, RetiredGroupError
 from ddp_notebook.rank.group.kernels.repeats import Kept
 from ddp_notebook.rank.group.operators import Operator, flat
@@ -134,6 +135,8 @@ class Kernel(Operator):
             if (event_buffer := recorder.event_buffer) is not None and event_buffer.level:
                 call.site = event_buffer.site(depth)
                 unseen(event_buffer.begin, call)
+                if call.site[0] is USER and not is_message and (user_calls := recorder.user_calls) is not None:
+                    user_calls.begun(call)
             if is_message:
                 tag = self.tag_of(call.arguments[self.at_rest :])
                 call.pair_number = call.group.messages.add(kind, peer, tag)
@@ -172,8 +175,8 @@ class Kernel(Operator):
                     event_buffer.issued(call, work)
                 call.work = work  # from now on another thread may find it complete and forget it
                 by_work[id(work)] = call
-                if recorder.unwaited_calls is not None:
-                    recorder.unwaited_calls.issued(call)
+                if recorder.user_calls is not None:
+                    recorder.user_calls.issued(call)
             if len(live) >= recorder.prune_at:
                 recorder.prune()
 

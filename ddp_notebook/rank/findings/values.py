@@ -1,0 +1,204 @@
+"""Values that the user's collectives get: gradients by name, variables, and passes of loops.
+
+Ranks that pass different values of equal size get a wrong result without an error. So each rank keeps the values of
+the first calls of a cell, and the notebook compares them (`run/findings/rank_comparison`).
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from sys import _getframe
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from ddp_notebook.rank.group.calls import Call
+from ddp_notebook.rank.group.operators import flat
+from ddp_notebook.stdlib import functools, threading, weakref
+
+_MOST = 128  # calls of a cell that are kept, and calls of one line
+_OF_LINE = 64
+_MOST_CHARS = 40
+_REDUCES = ("all_reduce", "reduce")  # begin of names: others may get another variable on each rank
+_HAS_VARIABLES = sys.version_info >= (3, 13)  # in older ones, reading a function's variables keeps them alive
+GRADIENT, LOOP, VARIABLE = "gradient", "loop", "variable"  # kinds of names
+
+
+class _Place(NamedTuple):
+    """A call in a cell."""
+
+    code: CodeType  # kept, so that its id is not reused
+    variable: str  # first argument, if it is a variable
+    keys: tuple[str, ...]  # variables of the loops over which the argument runs
+    counters: tuple[str, ...]  # variables of `range` and `enumerate` in the loops around the call, outermost first
+
+
+class Values:
+    """Values of the calls of the running cell.
+
+    Args:
+        cells: files of cells.
+        line: returns the user's line of a call.
+        parameters: returns parameters with their names.
+    """
+
+    def __init__(
+        self,
+        cells: Mapping[str, int],
+        line: Callable[[Call], str],
+        parameters: Callable[[], Iterable[tuple[str, torch.Tensor]]],
+    ) -> None:
+        self._cells = cells
+        self._line = line
+        self._parameters = parameters
+        self._main = threading.get_ident()
+        self._places: dict[tuple[int, int], _Place] = {}
+        self._named: list[tuple[str, Callable[[], Any]]] | None = None  # parameters of this cell
+        self._gradients: dict[int, tuple[str, Callable[[], Any]]] | None = None  # by id; None after a backward
+        self._of_line: dict[tuple[int, int], int] = {}  # number of kept calls of a line
+        self._calls: list[list[Any]] = []
+
+    def begin_cell(self) -> None:
+        """Forget the calls of the last cell."""
+        if self._calls:
+            self._calls.clear()
+            self._of_line.clear()
+            self._places.clear()
+        self._named = self._gradients = None
+
+    def note_backward(self) -> None:
+        """Look for gradients again, since a backward may have replaced them."""
+        self._gradients = None
+
+    def begun(self, call: Call) -> None:
+        """Keep a collective of the user."""
+        code, instruction, cell = call.site[2:5]
+        if len(self._calls) >= _MOST or call.thread != self._main or call.backward is not None or code is None:
+            return
+        if cell is not None:
+            code, instruction = cell
+        if code.co_filename not in self._cells:
+            return
+        key = id(code), instruction
+        count = self._of_line[key] = self._of_line.get(key, 0) + 1
+        if count > _OF_LINE:
+            return
+        variable, texts, passes = self._described(_getframe(1))
+        if name := self._gradient(call):
+            kind = GRADIENT
+        elif texts:
+            kind, name = LOOP, texts
+        else:
+            kind, name = VARIABLE, variable if call.kernel.spec.name.startswith(_REDUCES) else ""
+        if name or passes:
+            group = f"{call.group.title} {list(call.group.ranks)}"
+            self._calls.append([group, call.number, call.kernel.spec.name, self._line(call), kind, name, passes])
+
+    @property
+    def calls(self) -> list[list[Any]]:
+        """Return the kept calls: group, number, operation, line, kind of the name, name, passes of loops.
+
+        Returns [] if all have the same value.
+        """
+        return self._calls if len({(one[5], str(one[6])) for one in self._calls}) > 1 else []
+
+    def _described(self, frame: FrameType | None) -> tuple[str, str, list[list[Any]]]:
+        """Return the variable of a call, the texts of loops that select it, and the counters of the loops around it.
+
+        All functions of cells that are on the stack count.
+        """
+        variable = ""
+        texts: list[str] = []
+        numbers: list[list[Any]] = []
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename in self._cells:
+                place = self._place(code, frame.f_lasti)
+                is_cell = code.co_name == "<module>"
+                if (place.keys or place.counters) and (is_cell or _HAS_VARIABLES):
+                    values = frame.f_locals
+                    keys = [(name, values.get(name)) for name in place.keys]
+                    texts[:0] = [f"{name}={value[:_MOST_CHARS]!r}" for name, value in keys if type(value) is str]
+                    counters = [[name, values.get(name)] for name in place.counters]
+                    numbers[:0] = [one for one in counters if type(one[1]) is int]
+                variable = place.variable
+                if is_cell:
+                    break
+            frame = frame.f_back
+        return variable, " and ".join(texts), numbers
+
+    def _place(self, code: CodeType, instruction: int) -> _Place:
+        key = id(code), instruction
+        if (place := self._places.get(key)) is None:
+            place = self._places[key] = _Place(code, *_names_at(code, instruction))
+        return place
+
+    # ---- gradients
+
+    def _gradient(self, call: Call) -> str:
+        """Return the name of the gradient or parameter that a call gets; "" if it gets another tensor."""
+        tensors = flat(call.arguments[call.kernel.at_tensors]) if call.kernel.at_tensors is not None else ()
+        if len(tensors) != 1 or tensors[0].grad_fn is not None:
+            return ""
+        (tensor,) = tensors
+        if self._gradients is None:
+            if self._named is None:
+                self._named = [(name, weakref.ref(p)) for name, p in self._parameters()]
+            self._gradients = {}
+            for name, reference in self._named:
+                if (parameter := reference()) is not None:
+                    self._gradients.setdefault(id(parameter), (name, reference))
+                    if parameter.grad is not None:
+                        self._gradients.setdefault(id(parameter.grad), (f"the gradient of {name}", reference))
+        name, reference = self._gradients.get(id(tensor), ("", lambda: None))
+        parameter = reference()  # another tensor may have the id by now
+        return name if parameter is not None and (parameter is tensor or parameter.grad is tensor) else ""
+
+
+class _Loop(NamedTuple):
+    """A loop around a call."""
+
+    variables: frozenset[str]
+    counter: str  # variable of `range` or `enumerate`
+
+
+@functools.lru_cache(1000)
+def _names_at(code: CodeType, instruction: int) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Return the fields of a `_Place`, without the code."""
+    position = list(code.co_positions())[instruction // 2]
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):
+        return "", (), ()
+    for call, loops in _calls_of(tree, ()):
+        if (call.lineno, call.end_lineno, call.col_offset, call.end_col_offset) == position:
+            first: Any = next(iter([*call.args, *(one.value for one in call.keywords)]), None)
+            used = set() if first is None else {one.id for one in ast.walk(first) if isinstance(one, ast.Name)}
+            keys = [name for loop in loops if used & loop.variables for name in sorted(loop.variables)]
+            text = ast.unparse(first) if isinstance(first, ast.Name | ast.Attribute) else ""
+            return text[:_MOST_CHARS], tuple(keys), tuple(loop.counter for loop in loops if loop.counter)
+    return "", (), ()
+
+
+def _calls_of(node: ast.AST, around: tuple[_Loop, ...]) -> Iterator[tuple[ast.Call, tuple[_Loop, ...]]]:
+    """Yield the calls in a node, with the loops around them, outermost first."""
+    if isinstance(node, ast.Call):
+        yield node, around
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+        around = ()
+    loops: list[Any] = [node] if isinstance(node, ast.For | ast.AsyncFor) else getattr(node, "generators", [])
+    inside = (*around, *map(_loop, loops))
+    for child in ast.iter_child_nodes(node):
+        yield from _calls_of(child, inside)
+
+
+def _loop(node: ast.For | ast.comprehension) -> _Loop:
+    variables = [one.id for one in ast.walk(node.target) if isinstance(one, ast.Name)]
+    over = node.iter.func if isinstance(node.iter, ast.Call) else None
+    is_counted = isinstance(over, ast.Name) and over.id in ("range", "enumerate")
+    first: Any = node.target.elts[0] if isinstance(node.target, ast.Tuple) else node.target
+    return _Loop(frozenset(variables), first.id if is_counted and isinstance(first, ast.Name) else "")
