@@ -15,6 +15,7 @@
     ├── CellFailedHereError     a cell failed in the notebook itself
     ├── JobFailedError          a torchrun job that was started in this notebook has failed
     ├── RecordingError          a file contains no readable recording
+    │   └── MissingRecordingError   ... because it does not exist
     ├── CannotWriteError        a file of the user cannot be written: the reason, such as a full disk
     ├── MissingPackageError     an optional package is not installed: which one
     ├── MissingBuildError       the monitor's JavaScript was not built: how to build it
@@ -46,6 +47,7 @@ __all__ = [
     "JobFailedError",
     "MissingBuildError",
     "MissingPackageError",
+    "MissingRecordingError",
     "NoSessionError",
     "RankDiedError",
     "RankError",
@@ -114,6 +116,10 @@ class SessionBrokenError(DDPNotebookError):
 
 class RecordingError(DDPNotebookError, ValueError):
     """A file contains no readable recording."""
+
+
+class MissingRecordingError(RecordingError, FileNotFoundError):
+    """The file of a recording does not exist."""
 
 
 class CannotWriteError(DDPNotebookError, OSError):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddp_notebook.errors import RecordingError
+from ddp_notebook.errors import MissingRecordingError, RecordingError
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.tables import store
 from ddp_notebook.observe.tables.saved import WrongFileError, restore
@@ -34,7 +34,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
 
     Raises:
         RecordingError: it contains no recording, or one of another version.
-        FileNotFoundError: the path does not exist.
+        MissingRecordingError: the path does not exist. It is also a FileNotFoundError.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -44,12 +44,18 @@ def load(path: str | os.PathLike[str]) -> Recording:
         <Recording of 4 ranks: 0 calls, 0 spans, 0 values of metrics>
     """
     path = Path(path).expanduser()
-    if path.is_dir():
-        files = sorted(path.glob(_OF_RANKS))
+    try:
+        files = sorted(path.glob(_OF_RANKS)) if path.is_dir() else None
+        opened = None if files is not None else path.open("rb")
+    except FileNotFoundError:
+        raise MissingRecordingError(f"the recording {path} does not exist") from None
+    except (OSError, ValueError) as error:  # a null character, or half of a surrogate pair
+        raise RecordingError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if opened is None:
         if not files:
             raise RecordingError(f"{path} contains no recording: no file in it matches {_OF_RANKS}")
         return _of_ranks(files)
-    with path.open("rb") as file:
+    with opened as file:
         if not zipfile.is_zipfile(file):  # the name may be anything, because the caller of `Recording.save` selects it
             if path.suffix == Path(_OF_RANKS).suffix:
                 return _of_ranks([path])

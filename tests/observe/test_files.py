@@ -188,8 +188,12 @@ def test_what_is_no_recording_is_told(tmp_path):
         assert str(error.value) == f"{wrong} {words}"
     with pytest.raises(RecordingError, match=r"rank0\.ddp is damaged or not the recording of a rank"):
         load(tmp_path)
-    with pytest.raises(FileNotFoundError, match="nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"^the recording .*/nowhere\.npz does not exist$") as missing:
         load(tmp_path / "nowhere.npz")
+    assert isinstance(missing.value, RecordingError)  # a notebook shows one line, without frames of the package
+    for name, reason in (("a\0b", "null"), ("a\ud800b", "surrogates"), ("x" * 300, "File name too long")):
+        with pytest.raises(RecordingError, match=f"cannot be read: .*{reason}"):
+            load(name)
 
 
 def test_other_versions_and_odd_heads_are_told(tmp_path):

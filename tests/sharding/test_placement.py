@@ -7,6 +7,7 @@ import pytest
 
 from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
+from ddp_notebook.run.sharding.placements import placements_of
 
 _MAKE = """
 import torch.nn as nn
@@ -26,6 +27,13 @@ _CASES = [  # sizes of the mesh, its placements, the shape of the tensor
     ((2, 2), "[Replicate(), Shard(1)]", (3, 5)),
     ((4, 1), "[Shard(2), Replicate()]", (2, 3, 7)),
 ]
+
+
+def test_control_characters_of_names_are_escaped():
+    part = {"name": "w\x1b[2J\ud800", "dtype": "float32", "shape": [1], "placements": [], "mesh": []}
+    part |= {"offset": [0], "size": [1], "nbytes": 4}
+    shown = repr(placements_of("m\x1b]0;", {rank: {"parts": [part]} for rank in range(2)}))
+    assert shown.isascii() and "\x1b" not in shown and "w\\x1b[2J\\ud800" in shown
 
 
 @pytest.fixture(scope="module")

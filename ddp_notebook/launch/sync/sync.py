@@ -26,6 +26,7 @@ from ddp_notebook.messages.hosts import (
 )
 from ddp_notebook.records import units
 from ddp_notebook.records.marker import a_name, marked
+from ddp_notebook.records.names import printable
 
 _T = TypeVar("_T")
 _LOOK_S = 0.1
@@ -119,7 +120,7 @@ class Synced:
     lines: tuple[str, ...]
 
     def __repr__(self) -> str:
-        return "\n".join(self.lines)
+        return "\n".join(map(printable, self.lines))
 
 
 def sync(

@@ -137,7 +137,7 @@ class Values:
         if _text_of(reference) in self._made:
             return True
         known = self._created.get(id(reference))
-        at_first_s = min(_AT_FIRST_S, limit_s or _AT_FIRST_S)
+        at_first_s = max(0.0, min(_AT_FIRST_S, limit_s or _AT_FIRST_S))
         if known is None or known() is not reference or not waiting.wait_in_time(reference._get_future(), at_first_s):
             return False
         self._note(_text_of(reference))

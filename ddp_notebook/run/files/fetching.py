@@ -59,7 +59,7 @@ class Fetched(Sequence[Path]):
         return len(self._paths)
 
     def __repr__(self) -> str:
-        return "\n".join(self._lines)
+        return "\n".join(map(printable, self._lines))
 
 
 class Fetching:

@@ -63,6 +63,7 @@ def ddp_report(commands: Commands, line: str) -> None:
 
 def ddp_trace(commands: Commands, line: str) -> None:
     """Write a trace that https://ui.perfetto.dev opens."""
+    from ddp_notebook.records.names import printable
     from ddp_notebook.records.units import size
     from ddp_notebook.records.words import list_ranks
 
@@ -70,7 +71,7 @@ def ddp_trace(commands: Commands, line: str) -> None:
     profiles, lost = commands().recorded()._write_trace(path)
     also = f", with torch's profile of {len(profiles)} rank{'s' * (len(profiles) > 1)}" if profiles else ""
     also += f", without that of {list_ranks(lost)}, which is lost" if lost else ""
-    print(f"{path}: {size(Path(path).stat().st_size)}{also}. Open it at https://ui.perfetto.dev")
+    print(f"{printable(path)}: {size(Path(path).stat().st_size)}{also}. Open it at https://ui.perfetto.dev")
 
 
 def _session() -> type[Any]:

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.records.names import printable
 from ddp_notebook.records.units import size
 from ddp_notebook.records.words import group_by_value, list_ranks
 
@@ -55,7 +56,7 @@ class TensorPlacement:
             how += f" on a mesh of {sizes}"
         who = group_by_value({rank: str(part) for rank, part in self.parts.items()})
         told = "; ".join(f"{list_ranks(ranks)} {part}" for part, ranks in who.items())
-        return f"{self.name} {self.dtype} {self.shape}, {how}: {told}"
+        return printable(f"{self.name} {self.dtype} {self.shape}, {how}: {told}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ class Placements:
             head = f"{self.name}: " + " + ".join(size(one) for one in sizes) + f" = {size(sum(sizes))}"
         more = len(self.tensors) - _MOST_SHOWN
         lines = [f"  {tensor}" for tensor in self.tensors[:_MOST_SHOWN]]
-        return "\n".join([head, *lines, *[f"  ... and {more} more"] * (more > 0)])
+        return "\n".join([printable(head), *lines, *[f"  ... and {more} more"] * (more > 0)])
 
 
 def placements_of(name: str, by_rank: Mapping[int, Mapping[str, Any]]) -> Placements:
