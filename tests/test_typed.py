@@ -159,6 +159,15 @@ def test_an_error_in_a_nested_run_cell_does_not_end_the_cell(ranks):
     assert reply.ename == "RankError" and reply.stderr.count("SyntaxError") + reply.stdout.count("SyntaxError") == 0
 
 
+def test_a_stop_ends_a_loop_of_nested_cells(ranks):
+    code = "print('begun')\nwhile True: get_ipython().run_cell('import time; time.sleep(0.1)')"
+    message = ranks.start(f"%%on_all_ranks\n{code}")
+    ranks.wait_for_text("begun")
+    ranks.interrupt()
+    reply = ranks.finish(message, 10)
+    assert reply.ename == "KeyboardInterrupt" and "the cell was stopped" in reply.evalue, reply
+
+
 # ---- scripts in the shell
 
 

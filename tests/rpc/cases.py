@@ -89,6 +89,17 @@ CASES |= {
     "timeout of 0": f"rpc._set_rpc_timeout({_T})\nrpc.rpc_sync(to, slow, args=(0.4,), timeout=0)",
     "timeout of 0 of to_here": f"rpc._set_rpc_timeout({_T})\nrpc.remote(to, slow, args=(0.4,), timeout=0).to_here(timeout=0)",
     "default timeout of 0": "rpc._set_rpc_timeout(0)\nrpc.rpc_sync(to, slow, args=(0.1,))",
+    **{
+        f"timeout {t} of {title}": f"{call[:-1]}timeout={t})"
+        for t in ("-2", "0.0001", "float('nan')", "float('inf')", "1e18", "'x'")
+        for title, call in (
+            ("to_here", "rpc.remote(to, good, args=(1,)).to_here()"),
+            ("to_here of a slow call", "rpc.remote(to, slow, args=(0.2,)).to_here()"),
+            ("to_here of a known value", "made = rpc.remote(to, good, args=(1,))\nmade.to_here()\nmade.to_here()"),
+            ("to_here of an operator", "rpc.remote(to, torch.add, args=(one, one)).to_here()"),
+            ("to_here of an own value", "rpc.remote(me, good, args=(1,)).to_here()"),
+        )
+    },
     "timeout of no number": "rpc.rpc_sync(to, good, args=(1,), timeout='soon')",
     "then": "rpc.rpc_async(to, good, args=(1,)).then(lambda future: future.wait() + 1).wait()",
     "then raises": "rpc.rpc_async(to, good, args=(1,)).then(lambda future: 1 / 0).wait()",

@@ -39,7 +39,8 @@ class MagicErrors:
         self._error: BaseException | None = None  # error of the code that the innermost magic has run
         self._script_exit: SystemExit | None = None
         self._execfile, self._execfile_ipy = shell.safe_execfile, shell.safe_execfile_ipy
-        self._module, self._cell = shell.safe_run_module, shell.run_cell
+        self._module, self._nested = shell.safe_run_module, shell.run_cell
+        shell.run_cell = self._cell
         shell.safe_execfile, shell.safe_execfile_ipy = self._run_file, self._run_ipy
         shell.safe_run_module = self._run_module
         for kind, name in _MAGICS:
@@ -100,6 +101,13 @@ class MagicErrors:
             yield
         finally:
             self._shell.run_cell = before
+
+    def _cell(self, *args: Any, **kwargs: Any) -> Any:
+        """Run code as a nested cell, and raise its interrupt again: IPython only shows it, and a loop would continue."""
+        result = self._nested(*args, **kwargs)
+        if isinstance(result.error_in_exec, KeyboardInterrupt):
+            raise result.error_in_exec
+        return result
 
     def _run_cell(self, *args: Any, **kwargs: Any) -> Any:
         self._shell.run_cell = self._cell  # a cell that this code runs shows its own errors

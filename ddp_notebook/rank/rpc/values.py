@@ -40,6 +40,7 @@ from ddp_notebook.rank.rpc.open_calls import RpcCalls
 from ddp_notebook.stdlib import contextlib, functools, threading, time, weakref
 
 _MOST_KNOWN = 10_000  # maximum number of remembered values
+_TOO_LONG_S = 9.2e15  # 2**63 milliseconds
 _LEAST_S = 0.001  # minimum timeout of the copy, after the wait
 _AT_FIRST_S = 0.01
 _SLACK_S = 5.0  # added to the timeout of the call to the owner, beyond the local wait
@@ -113,13 +114,17 @@ class Values:
 
     def _copy(self, reference: PyRRef[Any], timeout_s: float) -> Any:
         self.check(reference)
+        if not _is_number(timeout_s):
+            return _to_here(reference, timeout_s)  # raises torch's TypeError
         if reference.is_owner():
             return self._value_here(_to_here, reference)
         number = _owner(reference).id
         with self._calls.during("to_here", *self._callee(number)):
             try:
                 if waiting.can_end():
-                    limit_s = get_rpc_timeout() if timeout_s == _UNSET_RPC_TIMEOUT else timeout_s
+                    limit_s = _limit_of(get_rpc_timeout() if timeout_s == _UNSET_RPC_TIMEOUT else timeout_s)
+                    if limit_s is None:
+                        return _to_here(reference, timeout_s)
                     left = _left_of(limit_s)
                     if not self._is_made_soon(reference, limit_s):
                         if _has_type(reference):
@@ -137,7 +142,7 @@ class Values:
         if _text_of(reference) in self._made:
             return True
         known = self._created.get(id(reference))
-        at_first_s = max(0.0, min(_AT_FIRST_S, limit_s or _AT_FIRST_S))
+        at_first_s = min(_AT_FIRST_S, limit_s or _AT_FIRST_S)
         if known is None or known() is not reference or not waiting.wait_in_time(reference._get_future(), at_first_s):
             return False
         self._note(_text_of(reference))
@@ -206,6 +211,21 @@ class Values:
 def _text_of(reference: PyRRef[Any]) -> str:
     """Return a text that is equal for all references to one value."""
     return _text(reference).partition(", ForkId")[0]
+
+
+def _is_number(timeout_s: Any) -> bool:
+    return any(hasattr(type(timeout_s), name) for name in ("__float__", "__index__"))
+
+
+def _limit_of(timeout_s: float) -> float | None:
+    """Return the timeout as torch uses it, in seconds; 0 means no limit.
+
+    torch converts it to whole milliseconds. Returns None if the timeout is negative, not a number, or too large: then
+    torch raises the error of a timeout immediately.
+    """
+    if not 0 <= timeout_s < _TOO_LONG_S:
+        return None
+    return float(timeout_s) if timeout_s >= 1e-3 else 0.0
 
 
 def _left_of(limit_s: float) -> Callable[[], float]:
