@@ -336,6 +336,36 @@ def test_a_rank_that_others_wait_for_is_named_with_its_child(ranks):
     assert ranks.finish(message).stdout == "[0-1] 'on'\n"
 
 
+_PRINTS = "while true; do echo of_a_child; sleep 0.05; done"
+_COMMANDS = {
+    "bash": f"%%bash\n{_PRINTS}",
+    "a shell of subprocess": f"import subprocess\nsubprocess.run({f'({_PRINTS}); true'!r}, shell=True)",
+    "Popen": f"import subprocess\nchild = subprocess.Popen(['sh', '-c', {_PRINTS!r}])\nchild.wait()",
+    "an exclamation mark": f"!({_PRINTS}); true",
+    "bash by a function": f"get_ipython().run_cell_magic('bash', '', {f'({_PRINTS}); true'!r})",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "bash" else pytest.mark.long) for name in _COMMANDS]
+)
+def test_a_stop_ends_the_command_with_its_descendants(ranks, name):
+    message = ranks.start(f"%%on_all_ranks\n{_COMMANDS[name]}")
+    ranks.wait_for_text("of_a_child")
+    ranks.interrupt()
+    reply = ranks.finish(message, 20)
+    assert reply.ename == "KeyboardInterrupt" and "waits for child process" in reply.evalue, reply
+    below = psutil.Process(ranks.pid).children(recursive=True)
+    wait_until(lambda: not [one for one in below if _is_command(one)], what="the command has ended")
+
+
+def _is_command(process: psutil.Process) -> bool:
+    try:
+        return process.name() in ("bash", "sh", "dash", "sleep") and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
 # ---- packages
 
 

@@ -100,6 +100,21 @@ class Children:
             self.seen = ChildWait(what, time.monotonic(), pid, is_stopped=is_halted)
         return self.seen
 
+    def interrupt(self) -> None:
+        """End the command that the main thread waits for in Python, with its descendants. Call it in the main thread.
+
+        They ignore SIGINT, as the rank does, so they get SIGTERM. In a plain notebook SIGINT ends them: the stop button
+        sends it to all processes of the notebook's group. IPython and `subprocess` end only the first process.
+        """
+        if (wait := self._wait) is None:
+            pid, command = _in_subprocess(_current_frames().get(self._main)) or (0, "")
+            wait = ChildWait(command, time.monotonic(), pid) if pid else None
+        if wait is None or wait.is_elsewhere:
+            return
+        for process in reversed(_processes_of(wait)):
+            with contextlib.suppress(psutil.Error):
+                process.terminate()
+
     def end(self, attempt: int) -> None:
         """Kill the child process that C code of the main thread waits for, such as `os.system`.
 

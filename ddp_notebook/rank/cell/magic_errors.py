@@ -103,7 +103,7 @@ class MagicErrors:
             self._shell.run_cell = before
 
     def _cell(self, *args: Any, **kwargs: Any) -> Any:
-        """Run code as a nested cell, and raise its interrupt again: IPython only shows it, and a loop would continue."""
+        """Run code as a nested cell, and raise its interrupt again: IPython only shows it, so a loop would continue."""
         result = self._nested(*args, **kwargs)
         if isinstance(result.error_in_exec, KeyboardInterrupt):
             raise result.error_in_exec

@@ -144,6 +144,8 @@ class Release:
                     call = self._recorder.first_failed()
                 place, call = self._place_of(call, frame)
             self.doing = Doing(place or self._where.describe(), None if call is None else call.describe())
+        if not is_lost and self._where.children is not None:
+            self._where.children.interrupt()
         return True
 
     def note_taken(self) -> bool:
