@@ -63,6 +63,9 @@ _FILE_MARKS = re.compile(r"^pytestmark = (\[[^\]]*\]|[^\n#]*)", re.MULTILINE)
 _SHARE_NOTHING = {"tests/lessons/test_notebooks.py", "tests/recording/test_scripts.py"}
 
 
+_MOST_ENVIRONMENT_BYTES = 100_000
+
+
 def net_connections(process: psutil.Process) -> list[Any]:
     """Return the internet sockets of a process; psutil 5 calls the method `connections`."""
     find = getattr(process, "net_connections", None) or process.connections
@@ -79,13 +82,21 @@ def waiting_host() -> Any:
 def marked_processes() -> set[psutil.Process]:
     """Return the living processes of this test run and of their OS sessions, except this process."""
     mark, own, found, sessions = RUN_MARK.encode(), os.getpid(), set(), set()
-    everything = psutil.pids()
+    everything = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     for pid in everything:
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-                is_marked = mark in file.read()
-            if is_marked:
-                found.add(pid)
+        try:
+            fd = os.open(f"/proc/{pid}/environ", os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            is_marked = mark in os.read(fd, _MOST_ENVIRONMENT_BYTES)
+        except OSError:  # it has ended in the meantime
+            continue
+        finally:
+            os.close(fd)
+        if is_marked:
+            found.add(pid)
+            with contextlib.suppress(OSError):
                 sessions.add(os.getsid(pid))
     if sessions := sessions - {os.getsid(0)}:
         for pid in everything:
@@ -101,11 +112,13 @@ def marked_processes() -> set[psutil.Process]:
     return living
 
 
-def wait_until(condition, timeout_s: float = 5.0, what: str = "") -> None:
-    """Wait for a condition with a deadline."""
+def wait_until(condition, timeout_s: float = 5.0, what: str | Callable[[], str] = "") -> None:
+    """Wait for a condition with a deadline. The error has the text `what`, or the text that it returns."""
     until = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < until, f"not within {timeout_s:g} s: {what or condition}"
+        if time.monotonic() >= until:
+            text = what() if callable(what) else what
+            raise AssertionError(f"not within {timeout_s:g} s: {text or condition}")
         time.sleep(0.01)
 
 
@@ -285,7 +298,7 @@ def nothing_is_left() -> Iterator[None]:
         known = {*session.ranks.pids(), *controllers}
         return {process for process in new if process.pid not in known}
 
-    wait_until(lambda: not left(), _LEFTOVER_DEADLINE_S, f"processes are left: {left()}")
+    wait_until(lambda: not left(), _LEFTOVER_DEADLINE_S, lambda: f"processes are left: {left()}")
     wait_until(lambda: not (_directories() - directories), what="directories are left")
     wait_until(lambda: _sockets() <= sockets, what="sockets are left")
 
