@@ -109,7 +109,7 @@ def test_loss_without_a_path(run):
 def test_optimizer_of_another_model(run):
     code = MODEL.replace("SGD(model", "SGD(torch.nn.Linear(2, 2)") + LOOP.format(forward="model(x)")
     assert run(code) == [
-        "step 1: optimizer holds no parameter of model, which ran backward, and none of its own has a gradient; make "
+        "step 1: optimizer holds no parameter of model, which ran backward, and its parameters have no gradients; make "
         "optimizer from the parameters of the model that you train (# ddp: ok optimizer-of-another-model)"
     ]
 
@@ -177,8 +177,7 @@ def test_parameters_that_never_have_a_gradient(run):
 def test_gradients_that_are_zero(run):
     found = run(MODEL + LOOP.format(forward="0 * model(x)"))
     assert found == [
-        "steps 1-3: all gradients of optimizer are zero; check the loss, and what is multiplied with it "
-        "(# ddp: ok nothing-changed)"
+        "steps 1-3: all gradients of optimizer are zero; check the loss and its factors (# ddp: ok nothing-changed)"
     ]
 
 
@@ -253,7 +252,7 @@ def test_a_gradient_that_is_not_finite(run):
     ]
     assert found == [
         f"rank {bad}, step {at + 1}: the gradients in bucket 0 of Sequential were NaN or infinite before they were "
-        "averaged, so the parameters are not finite any more; skip a step on all ranks if a gradient is not finite on "
+        "averaged; skip a step on all ranks if a gradient is not finite on "
         "one (# ddp: ok not-finite)"
     ]
 

@@ -149,6 +149,23 @@ def test_a_running_cell_can_be_stopped(notebook):
 
 
 @pytest.mark.long
+def test_the_next_notebook_ends_a_cell_without_a_rank(notebook):
+    first = notebook("%ddp_start 2 --keep 1 --grace 1")
+    first.start(
+        "%%on_all_ranks\nprint('begun')\nif rank == 0: import time; time.sleep(3); dist.all_reduce(torch.ones(1))"
+    )
+    first.wait_for_text("begun")
+    kill(first)
+
+    second = notebook()
+    second.run("%ddp_attach")
+    reason = "rank 1 has ended the cell without all_reduce #1, which rank 0 waits in"
+    wait_until(lambda: "running" not in second.run("%ddp_jobs").stdout, 20, "the cell is ended")
+    assert f"the cell was stopped: {reason} (rank 0); succeeded: rank 1" in second.run("%ddp_wait 1").evalue
+    assert second.run("%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); int(x)").stdout == "[0-1] 2\n"
+
+
+@pytest.mark.long
 def test_one_that_asks_is_answered_by_who_waits_for_it(notebook):
     first = notebook("%ddp_start 2 --keep 1")
     first.start("%%on_all_ranks\nprint('asks')\nname = input('who? ') if rank == 0 else 'nobody'\nname")

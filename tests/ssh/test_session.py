@@ -46,6 +46,13 @@ def test_a_deadlock_is_freed_and_a_failure_ends_the_others(session):
     assert session.run("x = torch.tensor(kept); dist.all_reduce(x); print(int(x))")[0].stdout == "81\n"
 
 
+@pytest.mark.long
+def test_a_cell_that_another_host_has_ended(session):
+    with pytest.raises(RankError, match=r"rank 0 has ended the cell without all_reduce #\d+, which rank 1 waits in"):
+        session.run("if rank == 1: dist.all_reduce(torch.ones(1))", timeout_s=30)
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); print(int(x))")[0].stdout == "2\n"
+
+
 def test_a_rank_that_dies_is_replaced_on_its_host(session):
     session.run("kept = 'there'")
     pid_of = {state.rank: state.pid for state in session.status().rows}

@@ -108,8 +108,8 @@ PROGRAMS = {
     "root of a group too large": Program(
         "if rank == 1: dist.broadcast(x, group_src=1, group=last)",
         "",
-        "ranks within this group count from 0, and it has 1: the ranks [1] of the session: pass a number below "
-        "1, or src= or dst= with a rank of the session",
+        "ranks within this group count from 0, and it has 1: the ranks [1] of the session: pass a number below 1, "
+        "or src= or dst= with one of these",
     ),
     "two roots": Program(
         "dist.broadcast(x, 0, group_src=0)",
@@ -121,8 +121,8 @@ PROGRAMS = {
     ),
     "message to itself": Program(
         "dist.send(x, rank)",
-        "rank 0 is the destination of its own send: pass another rank, such as (rank + 1) % world_size",
-        "rank 1 is the destination of its own send: pass another rank, such as (rank + 1) % world_size",
+        "rank 0 passed itself as the destination of send: pass another rank, such as (rank + 1) % world_size",
+        "rank 1 passed itself as the destination of send: pass another rank, such as (rank + 1) % world_size",
     ),
     "list of all_gather": Program(
         "dist.all_gather([torch.empty(4)], x)",
@@ -131,8 +131,8 @@ PROGRAMS = {
     ),
     "shapes of all_gather": Program(
         "dist.all_gather([torch.empty(4), torch.empty(3)], x)",
-        "tensor 1 of the list has the shape (3), and the input has (4): all tensors of the list have the shape "
-        "of the input, which is the same on all ranks; pad shorter inputs",
+        "tensor 1 of the list has the shape (3), and the input has (4): give all tensors the shape of the input, "
+        "equal on all ranks; pad shorter inputs",
     ),
     "output of all_gather_into_tensor": Program(
         "dist.all_gather_into_tensor(torch.empty(5), x)",
@@ -179,7 +179,7 @@ PROGRAMS = {
     "no gather_list": Program(
         "dist.gather(x, None, dst=0)",
         "rank 0 is the destination of this gather, and it passed no list for the results: pass a list with one "
-        "entry for each rank on rank 0, and None on the others",
+        "entry for each rank, and None on other ranks",
         "",
     ),
     "gather_list on another rank": Program(
@@ -195,8 +195,8 @@ PROGRAMS = {
     ),
     "sizes of reduce_scatter_tensor": Program(
         "dist.reduce_scatter_tensor(torch.empty(4), torch.ones(7))",
-        "2 ranks * 4 elements = 8, and the input has 7: pad the input to a multiple of 2 in its first dimension, "
-        "and make the output 1/2 of it",
+        "2 ranks * 4 elements = 8, and the input has 7: pad dimension 0 of the input to a multiple of 2, and make "
+        "the output 1/2 of it",
     ),
     "dimension of a functional reduce_scatter": Program(
         "torch.distributed._functional_collectives.reduce_scatter_tensor(torch.ones(3), 'sum', 0, dist.group.WORLD)",
@@ -222,8 +222,8 @@ PROGRAMS = {
     ),
     "no future": Program(
         "dist.reduce_scatter_tensor(torch.empty(2), x, async_op=True).get_future()",
-        "gloo has no future for this operation; it has none for send, recv and reduce_scatter: call work.wait(), "
-        "or use all_reduce and take the own part of the result",
+        "gloo has no future for this operation; it has none for send, recv and reduce_scatter: call work.wait(), or "
+        "use all_reduce and slice the result",
     ),
     "operation of a P2POp": Program(
         "dist.P2POp(dist.all_reduce, x, 1 - rank)",
@@ -269,7 +269,7 @@ PROGRAMS = {
     ),
     "no list of tensors": Program(
         "dist.all_gather(x, x)",
-        "all_gather needs a list of tensors as its argument tensor_list, one for each rank, and got Tensor: pass "
+        "all_gather needs a list of tensors in tensor_list, one for each rank, and got Tensor: pass "
         "[torch.empty_like(x) for _ in range(world_size)], or use the form with _into_tensor or _tensor",
     ),
     "nothing received": Program(
@@ -296,8 +296,8 @@ PROGRAMS = {
         "group = dist.new_group(timeout=second)\n"
         "if rank == 0: work = dist.irecv(x, 1, group=group); work.wait()\n"
         "else: time.sleep(2)",
-        "the operation of this wait did not complete within 1 s: check that the rank at the other end calls the "
-        "matching operation, or set a longer timeout in new_group or wait()",
+        "the operation of this wait did not complete within 1 s: check that the other rank calls the matching "
+        "operation, or set a longer timeout in new_group or wait()",
         "",
     ),
     "monitored barrier": Program(
@@ -389,8 +389,8 @@ PROGRAMS = {
     ),
     "used port": Program(
         "store = TCPStore('127.0.0.1', 0, is_master=True)\nTCPStore('127.0.0.1', store.port, is_master=True)",
-        "port PORT of this host is in use, by another process or by an earlier store of this one: use port 0, "
-        "for which the system chooses a free one, and send store.port to the other ranks",
+        "another process, or an earlier store of this one, uses port PORT of this host: use port 0 for a free one, "
+        "and send store.port to the other ranks",
     ),
     "unreachable store": Program(
         "TCPStore('127.0.0.1', 1, is_master=False, timeout=second)",
@@ -399,10 +399,10 @@ PROGRAMS = {
     ),
     "unused parameters": Program(
         "model = DDP(Two())\nmodel(xx).sum().backward()\nmodel(xx)",
-        "right.* got no gradient on rank 0 in the last backward of this model: use them in each forward and in "
-        "the loss, or freeze them before DDP(model), or pass find_unused_parameters=True to DDP",
-        "left.* got no gradient on rank 1 in the last backward of this model: use them in each forward and in "
-        "the loss, or freeze them before DDP(model), or pass find_unused_parameters=True to DDP",
+        "right.* got no gradient on rank 0 in the last backward of this model: use them in the loss, freeze them "
+        "before DDP(model), or pass find_unused_parameters=True to DDP",
+        "left.* got no gradient on rank 1 in the last backward of this model: use them in the loss, freeze them "
+        "before DDP(model), or pass find_unused_parameters=True to DDP",
     ),
     "checkpointed twice in one backward": Program(
         "model = DDP(Twice(), find_unused_parameters=True)\nmodel(xx.clone().requires_grad_()).sum().backward()",
@@ -411,8 +411,8 @@ PROGRAMS = {
     ),
     "no parameter to train": Program(
         "DDP(nn.Linear(4, 4).requires_grad_(False))",
-        "all 2 parameters of this Linear are frozen, so DDP has no gradient to average: use the module without "
-        "DDP, or call requires_grad_(True) on what is to be trained before DDP(model)",
+        "all 2 parameters of this Linear are frozen, so DDP has no gradient to average: use the module without DDP, "
+        "or call requires_grad_(True) before DDP(model) on the parameters to train",
     ),
     "several device_ids": Program(
         "DDP(linears(4, 4), device_ids=[0, 1])",
@@ -436,16 +436,16 @@ PROGRAMS = {
     ),
     "models with different numbers of parameters": Program(
         "DDP(linears(4, 4) if rank else linears(4, 4, 4))",
-        "the model has 4 parameters that require gradients on rank 0, and 2 on rank 1: build the same model on "
-        "all ranks and freeze the same parameters; decide nothing by rank before DDP(model)",
-        "the model has 2 parameters that require gradients on rank 1, and 4 on rank 0: build the same model on "
-        "all ranks and freeze the same parameters; decide nothing by rank before DDP(model)",
+        "the model has 4 parameters that require gradients on rank 0, and 2 on rank 1: build the same model and "
+        "freeze the same parameters on all ranks",
+        "the model has 2 parameters that require gradients on rank 1, and 4 on rank 0: build the same model and "
+        "freeze the same parameters on all ranks",
     ),
     "models with different shapes": Program(
         "DDP(linears(4, 4) if rank else linears(4, 5))",
         "",
-        "0.weight has the shape [4, 4] on rank 1, and another one on rank 0: build the model with the same sizes "
-        "on all ranks; sizes that depend on data need the data of all ranks",
+        "0.weight has the shape [4, 4] on rank 1, and another one on rank 0: use the same sizes on all ranks, also "
+        "if they depend on data",
     ),
     "attribute of the inner model": Program(
         "DDP(Two()).left",
@@ -454,9 +454,8 @@ PROGRAMS = {
     ),
     "state_dict of a wrapped model": Program(
         "Two().load_state_dict(DDP(Two()).state_dict())",
-        "these keys start with module., as those of a model in DDP, and this model is not wrapped: save "
-        "model.state_dict() of the inner model, or load with the keys without module., for example "
-        "{k.removeprefix('module.'): v for k, v in state.items()}",
+        "these keys start with module., as those of a model in DDP, and this model is not wrapped: load "
+        "{k.removeprefix('module.'): v for k, v in state.items()}, or save the inner model",
     ),
     "state_dict of a model that is not wrapped": Program(
         "DDP(Two()).load_state_dict(Two().state_dict())",
@@ -485,13 +484,13 @@ PROGRAMS = {
     ),
     "module called before its root": Program(
         "model = linears(4, 4, 4)\nfully_shard(model[0])(xx)\nfully_shard(model)(xx)",
-        "module 0 became a root of its own, because it was called before the model that contains it: call "
-        "fully_shard on all modules first, and then the whole model before any part of it",
+        "module 0 was called before the model that contains it, so it became a root: after all calls of "
+        "fully_shard, call the whole model before any part of it",
     ),
     "sharded from the outside to the inside": Program(
         "model = fully_shard(linears(4, 4, 4))\nfully_shard(model[1])",
-        "a module that contains this one was sharded before, with the parameters of this one: make the model "
-        "again, and call fully_shard on the inner modules first and on the model last",
+        "a module that contains this one was sharded before, with the parameters of this one: make the model again, "
+        "and call fully_shard on inner modules first, on the model last",
     ),
     "gradients partly sharded": Program(
         "model = linears(4, 4, 4)\n"
@@ -551,8 +550,8 @@ PROGRAMS = {
     ),
     "module without a forward": Program(
         "fully_shard(nn.ModuleList([nn.Linear(4, 4)]))",
-        "ModuleList has no forward of its own, at which fully_shard could gather its parameters: call "
-        "fully_shard on each of its modules, and on the model that contains it",
+        "ModuleList defines no forward, before which fully_shard could gather its parameters: call fully_shard on "
+        "each of its modules, and on the model that contains it",
     ),
     "sharded twice": Program(
         "model = fully_shard(linears(4, 4))\nfully_shard(model)",
@@ -566,8 +565,8 @@ PROGRAMS = {
     ),
     "uneven shards of another dimension": Program(
         "fully_shard(nn.Linear(3, 4), shard_placement_fn=lambda p: Shard(p.dim() - 1))",
-        "only dimension 0 may have shards of different sizes, and dimension 1 of [4, 3] has no equal parts for 2 "
-        "ranks: use Shard(0), or pad dimension 1 to a multiple of 2",
+        "dimension 1 of [4, 3] has no equal parts for 2 ranks; only dimension 0 may have unequal ones: use "
+        "Shard(0), or pad dimension 1 to a multiple of 2",
     ),
     "ranks per group after the forward": Program(
         "fully_shard(linears(4, 4), reshard_after_forward=3)",
@@ -592,9 +591,9 @@ PROGRAMS = {
     "operands on different meshes": Program(
         "other = init_device_mesh('cpu', (2, 1))\n"
         "distribute_tensor(x, mesh, [Shard(0)]) + distribute_tensor(x, other, [Shard(0), Replicate()])",
-        "the operands of aten.add.Tensor are on two meshes, DeviceMesh((2,), 'cpu', stride=(1,)) and "
-        "DeviceMesh((2, 1), 'cpu', stride=(1, ())): make one mesh, and use it or its parts for both tensors; two "
-        "calls of init_device_mesh give two meshes if shapes or names differ",
+        "the operands of aten.add.Tensor are on two meshes, DeviceMesh((2,), 'cpu', stride=(1,)) and DeviceMesh((2, "
+        "1), 'cpu', stride=(1, ())): use one mesh, or parts of it, for both tensors; two calls of init_device_mesh "
+        "may give two meshes",
     ),
     "view of uneven shards": Program(
         "distribute_tensor(torch.ones(3, 4), mesh, [Shard(0)]).view(12)",
@@ -620,8 +619,8 @@ PROGRAMS = {
     ),
     "view of a columnwise output": Program(
         "parallelize_module(Query(), mesh, {'q': ColwiseParallel()})(xx)",
-        "module q is columnwise parallel and gives 1/2 of its features on each of 2 ranks, and the view expects "
-        "all: divide the number of heads by 2 in the view, or pass ColwiseParallel(output_layouts=Replicate())",
+        "module q is columnwise parallel, so each rank has 1/2 of its features, and the view expects all: divide "
+        "the heads by 2 in the view, or pass ColwiseParallel(output_layouts=Replicate())",
     ),
     "whole input of a rowwise module": Program(
         "model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))\n"
@@ -657,8 +656,8 @@ PROGRAMS = {
     ),
     "batch of another size": Program(
         "schedule = pipeline()\nstep(schedule, 4)\nstep(schedule, 2)",
-        "microbatches have 1 samples in this step, and had 2 in the first step, whose shapes the stages keep: "
-        "pass drop_last=True to the DataLoader, or make stages and schedule again for another batch size",
+        "microbatches have 1 samples in this step, and the stages keep the first size, 2: pass drop_last=True to "
+        "the DataLoader, or make stages and schedule again for another batch size",
         "",
     ),
     "number of a stage": Program(
@@ -670,7 +669,7 @@ PROGRAMS = {
         "schedule = pipeline()\nschedule.step(torch.ones(4, 4)) if rank == 0 else schedule.step()",
         "",
         "stage 1 is the last one, and it needs a loss_fn in the schedule and a target in step(): call "
-        "schedule.step(target=y) on the rank of stage 1, or schedule.eval() without a backward",
+        "schedule.step(target=y) on its rank, or schedule.eval() without a backward",
     ),
     "no batch in the first stage": Program(
         "schedule = pipeline()\nschedule.step() if rank == 0 else schedule.step(target=torch.ones(4, 4))",
@@ -696,8 +695,8 @@ PROGRAMS = {
     ),
     "tensor of another size in the checkpoint": Program(
         "dcp.save({'x': x}, checkpoint_id=folder)\ndcp.load({'x': torch.ones(3)}, checkpoint_id=folder)",
-        "x has the shape [4] in the checkpoint and [3] in the state_dict: make the model with the sizes of the "
-        "saved one; the number of ranks may differ, whole shapes may not",
+        "x has the shape [4] in the checkpoint and [3] in the state_dict: make the model with the saved sizes; only "
+        "the number of ranks may differ",
     ),
     "value of another kind in the checkpoint": Program(
         "dcp.save({'x': x}, checkpoint_id=folder)\ndcp.load({'x': 1}, checkpoint_id=folder)",
@@ -718,8 +717,8 @@ PROGRAMS = {
     ),
     "missing folder of a checkpoint": Program(
         "dcp.load({'x': x}, checkpoint_id=f'{folder}/step_7')",
-        "the folder FOLDER/step_7 does not exist on this rank's host; the rank runs in CWD: check the path; on "
-        "several hosts the folder has to be on a shared file system",
+        "the folder FOLDER/step_7 does not exist on this rank's host; the rank runs in CWD: check the path; several "
+        "hosts need a shared file system",
     ),
     "checkpoint's folder in torch.load": Program(
         "dcp.save({'x': x}, checkpoint_id=folder)\ntorch.load(folder)",
@@ -733,8 +732,8 @@ PROGRAMS = {
     "optimizer of another model": Program(
         "saved = torch.optim.Adam(linears(4, 4, 4).parameters()).state_dict()\n"
         "torch.optim.Adam(linears(4, 4).parameters()).load_state_dict(saved)",
-        "a group of this optimizer has 2 parameters, and the saved one has 4: make the optimizer with the "
-        "parameters of the saved model, with the same ones frozen, in the same groups",
+        "a group of this optimizer has 2 parameters, and the saved one has 4: make the optimizer from the same "
+        "parameters in the same groups as the saved one",
     ),
     "RPC before init_rpc": Program(
         "rpc.rpc_sync('worker1', sleep)",
@@ -752,9 +751,8 @@ PROGRAMS = {
     ),
     "worker that has exited": Program(
         "first(Samples(lambda index: os._exit(1)), num_workers=1)",
-        "a worker process of this DataLoader has ended; frequent causes are missing memory, a crash in C code, "
-        "and an error while it started: use num_workers=0 to see an error of the dataset in the rank itself, or "
-        "fewer workers if memory is short",
+        "a worker process of this DataLoader has ended, often because of missing memory or an error at its start: "
+        "use fewer workers, or num_workers=0 to see the error",
     ),
     "timeout of a loader": Program(
         "first(Samples(lambda index: time.sleep(3)), num_workers=1, timeout=1)",
@@ -764,7 +762,7 @@ PROGRAMS = {
     "samples of different shapes": Program(
         "first(Samples(lambda index: torch.ones(index + 1)))",
         "samples 0 and 1 of a batch have tensors of the shapes [1] and [2], and default_collate stacks them: pad "
-        "them to one shape in the dataset, or pass collate_fn= with torch.nn.utils.rnn.pad_sequence",
+        "them in the dataset, or in collate_fn with torch.nn.utils.rnn.pad_sequence",
     ),
     "lists of different lengths": Program(
         "first(Samples(lambda index: [1] * (index + 1)))",

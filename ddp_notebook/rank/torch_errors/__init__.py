@@ -1,4 +1,4 @@
-"""Catalogue of torch's error messages, each with its cause in the user's terms and its fix.
+"""Catalogue of error messages of torch, each with a cause in the terms of the user and a fix.
 
 known_error      one message: its text, the facts that it needs, cause and fix
 raised           facts about an error: its text, the function that raised it, and the local variables on the way

@@ -190,7 +190,7 @@ ENTRIES = (
         where=_C10D,
         facts=_invalid_root,
         cause="ranks within this group count from 0, and it has {size}: the ranks {ranks} of the session",
-        fix="pass a number below {size}, or src= or dst= with a rank of the session",
+        fix="pass a number below {size}, or src= or dst= with one of these",
     ),
     KnownError(
         name="two roots",
@@ -216,7 +216,7 @@ ENTRIES = (
         kind="ValueError",
         where=_C10D + "_check_not_self_rank$",
         facts=_with_operation,
-        cause="rank {here} is the {direction} of its own {operation}",
+        cause="rank {here} passed itself as the {direction} of {operation}",
         fix="pass another rank, such as (rank + 1) % world_size",
     ),
     KnownError(
@@ -234,7 +234,7 @@ ENTRIES = (
         kind="RuntimeError",
         where=_C10D + "all_gather$",
         cause="tensor {index} of the list has the shape ({got}), and the input has ({wanted})",
-        fix="all tensors of the list have the shape of the input, which is the same on all ranks; pad shorter inputs",
+        fix="give all tensors the shape of the input, equal on all ranks; pad shorter inputs",
     ),
     KnownError(
         name="output of all_gather_into_tensor",
@@ -314,7 +314,7 @@ ENTRIES = (
         where=_C10D + "_validate_output_list_for_rank$",
         facts=_with_operation,
         cause="rank {here} is the destination of this {operation}, and it passed no list for the results",
-        fix="pass a list with one entry for each rank on rank {here}, and None on the others",
+        fix="pass a list with one entry for each rank, and None on other ranks",
     ),
     KnownError(
         name="gather_list on another rank",
@@ -341,7 +341,7 @@ ENTRIES = (
         where=_C10D + "reduce_scatter_(tensor|single)$",
         facts=_sizes_of_scatter,
         cause="{size} ranks * {out} elements = {wanted}, and the input has {each}",
-        fix="pad the input to a multiple of {size} in its first dimension, and make the output 1/{size} of it",
+        fix="pad dimension 0 of the input to a multiple of {size}, and make the output 1/{size} of it",
     ),
     KnownError(
         name="dimension of a functional reduce_scatter",
@@ -394,7 +394,7 @@ ENTRIES = (
         where="^$|^torch",
         facts=_on_gloo,
         cause="gloo has no future for this operation; it has none for send, recv and reduce_scatter",
-        fix="call work.wait(), or use all_reduce and take the own part of the result",
+        fix="call work.wait(), or use all_reduce and slice the result",
     ),
     KnownError(
         name="operation of a P2POp",
@@ -480,7 +480,7 @@ ENTRIES = (
         kind="TypeError",
         where=_C10D + "_check_tensor_list$",
         facts=_wrong_type,
-        cause="{operation} needs a list of tensors as its argument {parameter}, one for each rank, and got {type}",
+        cause="{operation} needs a list of tensors in {parameter}, one for each rank, and got {type}",
         fix="pass [torch.empty_like(x) for _ in range(world_size)], or use the form with _into_tensor or _tensor",
     ),
     KnownError(
@@ -517,8 +517,7 @@ ENTRIES = (
         where="",
         facts=_seconds,
         cause="the operation of this wait did not complete within {seconds} s",
-        fix="check that the rank at the other end calls the matching operation, or set a longer timeout in new_group "
-        "or wait()",
+        fix="check that the other rank calls the matching operation, or set a longer timeout in new_group or wait()",
     ),
     KnownError(
         name="monitored barrier",
@@ -545,7 +544,7 @@ ENTRIES = (
         text="{}Connection closed by peer ",
         kind="RuntimeError",
         where="^$|" + _C10D,
-        cause="the process at the other end of this operation has ended, or has destroyed its group",
+        cause="the process at the other end has ended, or has destroyed its group",
         fix="%ddp_status shows ranks that have died; call destroy_process_group only after the last operation of all "
         "ranks",
         other_texts=("{}Connection reset by peer ",),

@@ -171,8 +171,8 @@ ENTRIES = (
         text="The server socket has failed to listen on any local network address. port: {port:d}" + _ADDRESS_USED,
         kind="DistNetworkError",
         where="^$|^torch",
-        cause="port {port} of this host is in use, by another process or by an earlier store of this one",
-        fix="use port 0, for which the system chooses a free one, and send store.port to the other ranks",
+        cause="another process, or an earlier store of this one, uses port {port} of this host",
+        fix="use port 0 for a free one, and send store.port to the other ranks",
     ),
     KnownError(
         name="unreachable store",

@@ -97,7 +97,7 @@ ENTRIES = (
         kind="ValueError",
         where=_PLANNER,
         cause="{key} has the shape {saved} in the checkpoint and {now} in the state_dict",
-        fix="make the model with the sizes of the saved one; the number of ranks may differ, whole shapes may not",
+        fix="make the model with the saved sizes; only the number of ranks may differ",
     ),
     KnownError(
         name="value of another kind in the checkpoint",
@@ -135,7 +135,7 @@ ENTRIES = (
         where=_CHECKPOINT,
         facts=_is_nothing,
         cause="the folder {folder} does not exist on this rank's host; the rank runs in {cwd}",
-        fix="check the path; on several hosts the folder has to be on a shared file system",
+        fix="check the path; several hosts need a shared file system",
         other_texts=(_NO_METADATA_BEFORE,),
     ),
     KnownError(
@@ -162,6 +162,6 @@ ENTRIES = (
         where=r"^torch\.optim\.optimizer:",
         facts=_group_sizes,
         cause="a group of this optimizer has {own} parameters, and the saved one has {saved}",
-        fix="make the optimizer with the parameters of the saved model, with the same ones frozen, in the same groups",
+        fix="make the optimizer from the same parameters in the same groups as the saved one",
     ),
 )

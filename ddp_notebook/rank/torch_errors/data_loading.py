@@ -60,9 +60,8 @@ ENTRIES = (
         text="DataLoader worker (pid(s) {pids}) exited unexpectedly",
         kind="RuntimeError",
         where=_LOADER,
-        cause="a worker process of this DataLoader has ended; frequent causes are missing memory, a crash in C code, "
-        "and an error while it started",
-        fix="use num_workers=0 to see an error of the dataset in the rank itself, or fewer workers if memory is short",
+        cause="a worker process of this DataLoader has ended, often because of missing memory or an error at its start",
+        fix="use fewer workers, or num_workers=0 to see the error",
     ),
     KnownError(
         name="worker killed by a signal",
@@ -88,7 +87,7 @@ ENTRIES = (
         where=_COLLATE,
         cause="samples 0 and {index} of a batch have tensors of the shapes [{one}] and [{two}], and default_collate "
         "stacks them",
-        fix="pad them to one shape in the dataset, or pass collate_fn= with torch.nn.utils.rnn.pad_sequence",
+        fix="pad them in the dataset, or in collate_fn with torch.nn.utils.rnn.pad_sequence",
     ),
     KnownError(
         name="lists of different lengths",

@@ -135,8 +135,7 @@ ENTRIES = (
         where=_DDP + "(_pre_forward|forward)$",
         facts=_unused,
         cause="{names} got no gradient on rank {rank} in the last backward of this model",
-        fix="use them in each forward and in the loss, or freeze them before DDP(model), or pass "
-        "find_unused_parameters=True to DDP",
+        fix="use them in the loss, freeze them before DDP(model), or pass find_unused_parameters=True to DDP",
     ),
     KnownError(
         name="checkpointed twice in one backward",
@@ -157,7 +156,7 @@ ENTRIES = (
         where=_INIT,
         facts=_frozen,
         cause="{cause}, so DDP has no gradient to average",
-        fix="use the module without DDP, or call requires_grad_(True) on what is to be trained before DDP(model)",
+        fix="use the module without DDP, or call requires_grad_(True) before DDP(model) on the parameters to train",
     ),
     KnownError(
         name="several device_ids",
@@ -203,8 +202,7 @@ ENTRIES = (
         kind="RuntimeError",
         where=_VERIFY,
         cause="the model has {own} parameters that require gradients on rank {here}, and {others} on rank {other}",
-        fix="build the same model on all ranks and freeze the same parameters; decide nothing by rank before "
-        "DDP(model)",
+        fix="build the same model and freeze the same parameters on all ranks",
     ),
     KnownError(
         name="models with different shapes",
@@ -215,7 +213,7 @@ ENTRIES = (
         where=_VERIFY,
         facts=_different_shape,
         cause="{name} has the shape {shape} on rank {here}, and another one on rank {other}",
-        fix="build the model with the same sizes on all ranks; sizes that depend on data need the data of all ranks",
+        fix="use the same sizes on all ranks, also if they depend on data",
     ),
     KnownError(
         name="attribute of the inner model",
@@ -233,8 +231,7 @@ ENTRIES = (
         where=_LOAD,
         facts=_loaded_with_prefix,
         cause="these keys start with {prefix}, as those of {of}, and this model is not wrapped",
-        fix="save model.state_dict() of the inner model, or load with the keys without {prefix}, for example "
-        "{{k.removeprefix('{prefix}'): v for k, v in state.items()}}",
+        fix="load {{k.removeprefix('{prefix}'): v for k, v in state.items()}}, or save the inner model",
     ),
     KnownError(
         name="state_dict of a model that is not wrapped",

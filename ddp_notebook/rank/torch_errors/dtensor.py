@@ -129,8 +129,7 @@ ENTRIES = (
         kind="RuntimeError",
         where=_TENSOR,
         cause="the operands of {operator} are on two meshes, {one} and {two}",
-        fix="make one mesh, and use it or its parts for both tensors; two calls of init_device_mesh give two meshes if "
-        "shapes or names differ",
+        fix="use one mesh, or parts of it, for both tensors; two calls of init_device_mesh may give two meshes",
         other_texts=("All operands in {operator} must have the same mesh, but got {one} and {two}.",),
     ),
     KnownError(
@@ -180,10 +179,9 @@ ENTRIES = (
         kind="RuntimeError",
         where="",
         facts=_view,
-        cause="module {part} is columnwise parallel and gives 1/{size} of its features on each of {size} ranks, and "
-        "the "
-        "view expects all",
-        fix="divide the number of heads by {size} in the view, or pass ColwiseParallel(output_layouts=Replicate())",
+        cause="module {part} is columnwise parallel, so each rank has 1/{size} of its features, and the view "
+        "expects all",
+        fix="divide the heads by {size} in the view, or pass ColwiseParallel(output_layouts=Replicate())",
     ),
     KnownError(
         name="whole input of a rowwise module",

@@ -153,8 +153,8 @@ ENTRIES = (
         "module first",
         kind="RuntimeError",
         where=_FSDP + r"\w*state:FSDPState\._lazy_init$",
-        cause="module {module} became a root of its own, because it was called before the model that contains it",
-        fix="call fully_shard on all modules first, and then the whole model before any part of it",
+        cause="module {module} was called before the model that contains it, so it became a root",
+        fix="after all calls of fully_shard, call the whole model before any part of it",
     ),
     KnownError(
         name="sharded from the outside to the inside",
@@ -163,7 +163,7 @@ ENTRIES = (
         where=r"^torch\.utils\._typing_utils:not_none$",
         facts=_outer_first,
         cause="a module that contains this one was sharded before, with the parameters of this one",
-        fix="make the model again, and call fully_shard on the inner modules first and on the model last",
+        fix="make the model again, and call fully_shard on inner modules first, on the model last",
     ),
     KnownError(
         name="gradients partly sharded",
@@ -246,7 +246,7 @@ ENTRIES = (
         kind="ValueError",
         where=_FSDP + r"\w+:_validate_module$",
         facts=_container,
-        cause="{module} has no forward of its own, at which fully_shard could gather its parameters",
+        cause="{module} defines no forward, before which fully_shard could gather its parameters",
         fix="call fully_shard on each of its modules, and on the model that contains it",
     ),
     KnownError(
@@ -276,9 +276,7 @@ ENTRIES = (
         text="FSDP does not support uneven sharding on dim {dim:d}: torch.Size({shape}) (world size: {size:d})",
         kind="NotImplementedError",
         where=_FSDP,
-        cause="only dimension 0 may have shards of different sizes, and dimension {dim} of {shape} has no equal parts "
-        "for "
-        "{size} ranks",
+        cause="dimension {dim} of {shape} has no equal parts for {size} ranks; only dimension 0 may have unequal ones",
         fix="use Shard(0), or pad dimension {dim} to a multiple of {size}",
     ),
     KnownError(

@@ -48,9 +48,8 @@ ENTRIES = (
         kind="DistBackendError RuntimeError",
         where=_CALL,
         facts=_here,
-        cause="NCCL refused the arguments on rank {here}: ranks call different operations, or one GPU is used by two "
-        "ranks",
-        fix="compare operation, shape and device on all ranks; NCCL_DEBUG=WARN before the start prints NCCL's reason",
+        cause="NCCL refused the arguments on rank {here}: operations differ, or two ranks use one GPU",
+        fix="compare operation, shape and device on all ranks; NCCL_DEBUG=WARN prints the reason",
         other_texts=("NCCL Error {:d}: invalid usage",),
     ),
     KnownError(
@@ -59,9 +58,8 @@ ENTRIES = (
         kind="DistBackendError RuntimeError",
         where=_CALL,
         facts=_here,
-        cause="a call of CUDA inside NCCL failed on rank {here}, perhaps because of an earlier kernel or missing "
-        "memory",
-        fix="start with CUDA_LAUNCH_BLOCKING=1 to find the kernel; NCCL_DEBUG=WARN prints the call of CUDA",
+        cause="a CUDA call in NCCL failed on rank {here}, perhaps because of an earlier kernel or missing memory",
+        fix="start with CUDA_LAUNCH_BLOCKING=1 to find the kernel; NCCL_DEBUG=WARN prints the CUDA call",
         other_texts=("NCCL Error {:d}: unhandled cuda error",),
     ),
     KnownError(
@@ -70,7 +68,7 @@ ENTRIES = (
         kind="DistBackendError RuntimeError",
         where=_CALL,
         facts=_here,
-        cause="a call of the system inside NCCL failed on rank {here}: a socket, shared memory or a file descriptor",
+        cause="a system call in NCCL failed on rank {here}: a socket, shared memory or a file descriptor",
         fix="check space in /dev/shm, ulimit -n, and NCCL_SOCKET_IFNAME; NCCL_DEBUG=WARN prints the call",
         other_texts=("NCCL Error {:d}: unhandled system error",),
     ),

@@ -59,9 +59,7 @@ ENTRIES = (
         kind="RuntimeError",
         where=_PIPELINING + "_backward:stage_backward$",
         facts=_other_batch,
-        cause="microbatches have {now} samples in this step, and had {before} in the first step, whose shapes the "
-        "stages "
-        "keep",
+        cause="microbatches have {now} samples in this step, and the stages keep the first size, {before}",
         fix="pass drop_last=True to the DataLoader, or make stages and schedule again for another batch size",
     ),
     KnownError(
@@ -79,7 +77,7 @@ ENTRIES = (
         kind="PipeliningMetadataError RuntimeError ValueError",
         where=_PIPELINING + "stage:",
         cause="stage {index} is the last one, and it needs a loss_fn in the schedule and a target in step()",
-        fix="call schedule.step(target=y) on the rank of stage {index}, or schedule.eval() without a backward",
+        fix="call schedule.step(target=y) on its rank, or schedule.eval() without a backward",
     ),
     KnownError(
         name="no batch in the first stage",

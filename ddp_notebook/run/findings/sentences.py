@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_notebook.records.words import list_ranks
 
-Details = Mapping[int, Mapping[str, Any]]  # by rank; the first rank's are used where all are equal
+Details = Mapping[int, Mapping[str, Any]]  # details by rank; if all are equal, the first ones are used
 
 
 def _one(details: Details) -> Mapping[str, Any]:
@@ -31,7 +31,7 @@ def _of_another_model(step: int, details: Details) -> tuple[str, str]:
             f"nothing; make {optimizer} after fully_shard"
         )
     return f"step {step}", (
-        f"{optimizer} holds no parameter of {models}, which ran backward, and none of its own has a gradient; make "
+        f"{optimizer} holds no parameter of {models}, which ran backward, and its parameters have no gradients; make "
         f"{optimizer} from the parameters of the model that you train"
     )
 
@@ -65,7 +65,7 @@ def _bypassed(step: int, details: Details) -> tuple[str, str]:
     if one["cause"] == "late":
         return f"step {step}", (
             f"not all gradients of {one['model']} were averaged: the last forward and backward of the step ran under "
-            "no_sync(), after the average; use no_sync() for the first ones of each step only"
+            "no_sync(); use no_sync() for the first ones only"
         )
     why = _NOT_AVERAGED[one["cause"]].format(**one)
     return f"step {step}", f"gradients of {one['model']} were not averaged: {why}"
@@ -140,9 +140,7 @@ def _nothing_changed(step: int, details: Details) -> tuple[str, str]:
         return _span(step, one["last"]), (
             "the learning rate of the optimizer was 0 in each step of this cell; set lr, or call scheduler.step()"
         )
-    return _span(step, one["last"]), (
-        f"all gradients of {one['optimizer']} are zero; check the loss, and what is multiplied with it"
-    )
+    return _span(step, one["last"]), (f"all gradients of {one['optimizer']} are zero; check the loss and its factors")
 
 
 def _not_finite(step: int, details: Details) -> tuple[str, str]:
@@ -150,17 +148,16 @@ def _not_finite(step: int, details: Details) -> tuple[str, str]:
     if "bucket" in one:
         return f"step {step}", (
             f"the gradients in bucket {one['bucket']} of {one['model']} were NaN or infinite before they were "
-            "averaged, so the parameters are not finite any more; skip a step on all ranks if a gradient is not finite "
-            "on one"
+            "averaged; skip a step on all ranks if a gradient is not finite on one"
         )
     if one.get("everywhere"):
         return f"step {step}", (
-            "the losses of all ranks were NaN or infinite, and the optimizer step took their gradients; a step before "
-            "this one has changed the parameters to such values, or all ranks have such data"
+            "the losses of all ranks were NaN or infinite, and the step used their gradients; all ranks have such "
+            "data, or such parameters from an earlier step"
         )
     return f"step {step}", (
-        "the loss was NaN or infinite, and the optimizer step took its gradients, so the parameters are not finite any "
-        "more; look at the batch of this step, and skip the step on all ranks if the loss is not finite on one"
+        "the loss was NaN or infinite, and the step used its gradients; look at the batch, and skip a step on all "
+        "ranks if one has such a loss"
     )
 
 
