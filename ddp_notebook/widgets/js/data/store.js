@@ -39,13 +39,15 @@ export class Store extends Intake {
     return names.sort((a, b) => isLoss(b) - isLoss(a));
   }
 
-  /** The chosen metric. Without a choice, the first metric of the newest run with more than one value. */
+  /** The chosen metric. Without a choice, the metric with most of the chosen runs, or else the first metric of the newest run with more than one value. */
   chosenMetric() {
     const names = this.metricNames();
     const { metric, runs } = this.choice;
     if (metric !== null && names.includes(metric)) return metric;
-    const ofRuns = names.find((name) => this.runs(name).some(({ key }) => runs?.has(key)));
-    return ofRuns ?? this.frozen?.metric ?? this.#metricOfNewest(names);
+    const counts = names.map((name) => this.runs(name).filter(({ key }) => runs?.has(key)).length);
+    const most = Math.max(0, ...counts);
+    if (most) return names[counts.indexOf(most)];
+    return this.frozen?.metric ?? this.#metricOfNewest(names);
   }
 
   /** @param {string[]} names in the order of preference */
