@@ -376,6 +376,9 @@ LOOPS = {
         "for n in ('call_soon', 'call_soon_threadsafe', '_run_once', 'time', '_process_events', '_add_reader'): setattr(loop, n, None)"
     ),
     "a loop without wakeup sockets": "import asyncio\nloop = asyncio.get_running_loop(); loop._ssock.close(); loop._csock.close()",
+    "a closed selector": "import asyncio; asyncio.get_running_loop()._selector.close()",
+    "a selector whose descriptor is closed": "import asyncio, os; os.close(asyncio.get_running_loop()._selector.fileno())",
+    "a selector whose descriptor is another file": "import asyncio, os\nn = os.open(os.devnull, 0); os.dup2(n, asyncio.get_running_loop()._selector.fileno()); os.close(n)",
     "a debugged loop": "import asyncio; asyncio.get_running_loop().set_debug(True)",
     "a task factory that fails": "import asyncio; asyncio.get_running_loop().set_task_factory(lambda *_, **__: 1 / 0)",
     "no executor": "import asyncio\nloop = asyncio.get_running_loop(); loop.run_in_executor = loop.create_task = loop.call_later = loop.call_at = None",

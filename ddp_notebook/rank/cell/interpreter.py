@@ -23,6 +23,7 @@ from ddp_notebook.stdlib import COPIED, asyncio, contextlib, os, socket
 _OF_PROGRAMS = {"print", "input", "open", "__import__", "_"}  # programs commonly replace these; `_` is a translation
 _NEEDED = ("ddp_notebook", "sys", *COPIED)  # modules that the rank itself needs
 _START_S = 1.0  # a new thread starts within this time
+_RENEWED = "ddp_notebook: the selector of the event loop was closed while this cell ran; a new one replaces it"
 _RECURSION_LIMIT = 500  # maximum number of frames that the end of a cell needs
 
 
@@ -62,6 +63,9 @@ class Interpreter:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._readers: dict[int, Callable[[], object]] = {}
+        self._registered: list[Any] = []  # keys of the loop's selector at the end of the previous cell
+        self.on_new_selector: Callable[[], object] = lambda: None  # called when a new selector replaces a closed one
+        self._closed_selectors: list[Any] = []  # kept: their deletion could close a descriptor that is reused
         if (wakes := getattr(self._loop, "_ssock", None)) is not None:  # `call_soon_threadsafe` writes to it
             self.keep_reader(wakes.fileno(), self._loop._read_from_self)  # type: ignore[attr-defined]
         self._builtins = _Kept(vars(builtins), vars(builtins))
@@ -108,13 +112,31 @@ class Interpreter:
         if getattr(self._loop, "_stopping", False):  # the cell called `loop.stop()`, which would end the rank
             self._loop._stopping = False  # type: ignore[attr-defined]
         with contextlib.suppress(Exception):  # an attribute of the loop was replaced: it fails, and is restored
+            if self.renew_selector():
+                lines.append(_RENEWED)
             self._put_readers_back()
+            self._registered = list(self._loop._selector.get_map().values())  # type: ignore[attr-defined]
         for name, hook in self._hooks.items():
             if not callable(getattr(sys, name, None)):
                 setattr(sys, name, hook)
         if self._zmq.has_changed:
             vars(zmq).update(self._zmq.values)
         return lines
+
+    def renew_selector(self) -> bool:
+        """Replace the selector of the event loop if a cell has closed it. Return whether it was closed."""
+        loop: Any = self._loop
+        selector = loop._selector
+        if _is_open(selector):
+            return False
+        keys = list(getattr(selector, "_fd_to_key", {}).values()) or self._registered
+        self._closed_selectors.append(selector)
+        loop._selector = type(selector)()
+        for key in keys:
+            with contextlib.suppress(OSError, ValueError, KeyError):  # the cell has closed this file, too
+                loop._selector.register(key.fileobj, key.events, key.data)
+        self.on_new_selector()
+        return True
 
     def _put_readers_back(self) -> None:
         wakes: Any = getattr(self._loop, "_ssock", None)
@@ -205,6 +227,17 @@ class Interpreter:
             return True
         self._import = replacement
         return False
+
+
+def _is_open(selector: Any) -> bool:
+    """Return whether the file descriptor of a selector of asyncio is open and belongs to it."""
+    polled = getattr(selector, "_selector", None)
+    if polled is None or getattr(polled, "closed", False):
+        return polled is None  # the `select` function has no descriptor
+    try:
+        return os.readlink(f"/proc/self/fd/{polled.fileno()}").endswith("[eventpoll]")
+    except FileNotFoundError:
+        return not os.path.isdir("/proc/self/fd")
 
 
 def _is_needed(module: str) -> bool:

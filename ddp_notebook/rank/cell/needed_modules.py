@@ -49,6 +49,12 @@ class NeededModules:
         self._classes = [(one, _functions(one), set(vars(one))) for one in classes]
         self._objects = [(of, dict(vars(of))) for of in objects if hasattr(of, "__dict__")]
 
+    def note_selector(self, loop: Any) -> None:
+        """Keep the selector that the loop has now, in place of a closed one."""
+        self._objects = [(of, {**vars_of, "_selector": loop._selector}) for of, vars_of in self._objects if of is loop]
+        if hasattr(loop._selector, "__dict__"):
+            self._objects.append((loop._selector, dict(vars(loop._selector))))
+
     def put_back(self) -> list[str]:
         """Restore all replaced functions and classes. Return their names."""
         names: list[str] = []

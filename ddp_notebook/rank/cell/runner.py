@@ -136,7 +136,9 @@ class Runner:
 
     def keep_modules(self) -> None:
         """Take a snapshot of the modules that the rank needs. Call it after the last patch, before the first cell."""
-        self._modules = NeededModules(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        modules = self._modules = NeededModules(loop)
+        self._interpreter.on_new_selector = lambda: modules.note_selector(loop)
 
     def put_modules_back(self, failed: str) -> bool:
         """Restore replaced functions and classes of modules that the rank needs. Return whether there were any.
@@ -147,7 +149,7 @@ class Runner:
         names = [] if self._modules is None else self._modules.put_back()
         if names:
             write_to_stderr(f"ddp_notebook: {failed} after {replaced(names)}")
-        return bool(names)
+        return self._interpreter.renew_selector() or bool(names)
 
     def submit(self, cell: RunCell) -> None:
         """Queue a cell. Call it on the event loop."""
