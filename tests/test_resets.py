@@ -119,6 +119,23 @@ def wait(number):
 """
 
 
+@pytest.mark.parametrize("code", ["os.getpid = None", "def fail(*_): raise OSError('no')\nos.getpid = fail"])
+def test_functions_that_ipython_needs_to_show_a_value_are_put_back(session, capsys, code):
+    session.run(f"import os\n{code}")
+    with pytest.raises(RankError):
+        session.run("5")
+    assert "IPython could not show a value of this cell after os.getpid" in capsys.readouterr().err
+    assert session.run("5")[0].result == "5"
+
+
+def test_a_limit_of_open_files_that_would_end_a_rank_is_refused(session):
+    head = "import os, resource\nhard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+    for call in ("resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))", "resource.prlimit(0, 7, (2, hard))"):
+        with pytest.raises(RankError, match=r"RLIMIT_NOFILE must be at least 3 on a rank, got [02]: "):
+            session.run(head + call)
+    session.run(head + "resource.prlimit(os.getpid(), 7); resource.setrlimit(7, resource.getrlimit(7))")
+
+
 def test_a_name_that_a_thread_replaces_is_told_of_the_right_cell(session, tmp_path):
     begin = "threading.Thread(target=replace, args=({},), daemon=True).start()"
     code = f"folder = {str(tmp_path)!r}{_REPLACES}{begin.format(1)}"

@@ -19,7 +19,7 @@ from ddp_notebook.rank.cell.current_line import OURS
 from ddp_notebook.rank.cell.exceptions import chain
 from ddp_notebook.rank.imports import after_import
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import contextlib, functools, os, traceback, weakref
+from ddp_notebook.stdlib import contextlib, functools, os, resource, traceback, weakref
 
 _SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _formatted: weakref.WeakSet[Any] = weakref.WeakSet()  # IPython's objects for frames of tracebacks
@@ -75,6 +75,7 @@ NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks
 }
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 TOLD = "_ddp_told"  # name that internal cells set, see `Session._ask`
+_LEAST_FILES = 3
 _MOST_LOOKED_AT = 100  # maximum number of checked elements of a container
 _HOLDERS = torch.Tensor | torch.nn.Module | torch.optim.Optimizer
 _COMMAND_LINES = ("argparse", "click", "optparse")  # these modules end the process if the command line is wrong
@@ -100,6 +101,10 @@ def install(shell: Any) -> None:
     after_import("stack_data", _note_formatted_frames)  # IPython 7 does not use it
     shell.ask_exit = _refuse_exit
     sys.breakpointhook = pdb.set_trace = _refuse_breakpoint
+    limits = sys.modules["resource"]
+    for name, has_pid in (("setrlimit", False), ("prlimit", True)):
+        if hasattr(limits, name):  # `prlimit` exists on Linux only
+            setattr(limits, name, _with_enough_files(getattr(limits, name), has_pid=has_pid))
     dist.breakpoint = _refuse_distributed_breakpoint  # the version of torch increases the timeouts of all groups
     pdb.Pdb.interaction = _refuse_debugger  # type: ignore[method-assign]
     for name, kind in (("debug", "line_cell"), ("pdb", "line")):
@@ -112,6 +117,22 @@ def install(shell: Any) -> None:
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
     # Advice of IPython after sys.exit(), which does not apply to a rank.
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
+
+
+def _with_enough_files(set_limit: Callable[..., Any], *, has_pid: bool) -> Callable[..., Any]:
+    """Return `resource.setrlimit` or `prlimit` that refuses a limit at which ZeroMQ ends the process."""
+
+    @functools.wraps(set_limit)
+    def checked(*args: Any) -> Any:
+        of_this = args[has_pid:] if not has_pid or args[:1] in ((0,), (os.getpid(),)) else ()
+        if of_this[:1] == (resource.RLIMIT_NOFILE,) and len(of_this) == 2 and 0 <= of_this[1][0] < _LEAST_FILES:
+            raise ValueError(
+                f"RLIMIT_NOFILE must be at least {_LEAST_FILES} on a rank, got {of_this[1][0]}: below that, ZeroMQ "
+                "cannot poll its sockets and ends the process"
+            )
+        return set_limit(*args)
+
+    return checked
 
 
 def advice_after_exit(error: SystemExit, *, is_of_script: bool) -> str:

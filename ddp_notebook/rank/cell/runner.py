@@ -53,6 +53,13 @@ _PARTS_OF_SHELL = (
     "kernel",
     "payload_manager",
 )
+# Modules of IPython that format and send values of cells.
+_SHOW_VALUES = {
+    "IPython.core.displayhook",
+    "IPython.core.display_functions",
+    "ipykernel.displayhook",
+    "jupyter_client.session",
+}
 _OF_CODE = (SyntaxError, ValueError, MemoryError, RecursionError, InputRejected)  # errors of the compiler
 _SHOWN = {"display_data", "execute_result", "update_display_data", "clear_output", "error"}
 
@@ -361,6 +368,8 @@ class Runner:
             self._end_hooks()
             if result is not None:
                 self._put_modules_back(result.error_before_exec)
+                if _is_of_display(result.error_in_exec):
+                    self.put_modules_back("IPython could not show a value of this cell")
                 failure = result.error_before_exec or result.error_in_exec
             failure = self._tracebacks.what_ended(failure)
             payload, has_group = self._take_payload(), is_initialized() or not had_group
@@ -616,6 +625,16 @@ class Runner:
         key = ("display", handle) if msg_type == "update_display_data" and handle is not None else None
         display = Display(cell=cell, msg_type=msg_type, content=content, place=0)
         self._outgoing.send(display, bundle_chars(content.get("data") or {}), key)
+
+
+def _is_of_display(failure: BaseException | None) -> bool:
+    """Return whether IPython failed while it showed a value. It shows the errors of the value's own methods itself."""
+    at = failure.__traceback__ if isinstance(failure, Exception) else None
+    while at is not None:
+        if at.tb_frame.f_globals.get("__name__") in _SHOW_VALUES:
+            return True
+        at = at.tb_next
+    return False
 
 
 def _without_memory(cell: int) -> CellDone:
