@@ -120,7 +120,7 @@ def wait(number):
 
 
 @pytest.mark.parametrize("code", ["os.getpid = None", "def fail(*_): raise OSError('no')\nos.getpid = fail"])
-def test_functions_that_ipython_needs_to_show_a_value_are_put_back(session, capsys, code):
+def test_functions_that_show_values_are_put_back(session, capsys, code):
     session.run(f"import os\n{code}")
     with pytest.raises(RankError):
         session.run("5")
@@ -128,7 +128,7 @@ def test_functions_that_ipython_needs_to_show_a_value_are_put_back(session, caps
     assert session.run("5")[0].result == "5"
 
 
-def test_a_limit_of_open_files_that_would_end_a_rank_is_refused(session):
+def test_a_limit_of_no_open_files_is_refused(session):
     head = "import os, resource\nhard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
     for call in ("resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))", "resource.prlimit(0, 7, (2, hard))"):
         with pytest.raises(RankError, match=r"RLIMIT_NOFILE must be at least 3 on a rank, got [02]: "):

@@ -30,7 +30,7 @@ _CASES = [  # sizes of the mesh, its placements, the shape of the tensor
 
 
 def test_control_characters_of_names_are_escaped():
-    part = {"name": "w\x1b[2J\ud800", "dtype": "float32", "shape": [1], "placements": [], "mesh": []}
+    part: dict[str, object] = {"name": "w\x1b[2J\ud800", "dtype": "float32", "shape": [1], "placements": [], "mesh": []}
     part |= {"offset": [0], "size": [1], "nbytes": 4}
     shown = repr(placements_of("m\x1b]0;", {rank: {"parts": [part]} for rank in range(2)}))
     assert shown.isascii() and "\x1b" not in shown and "w\\x1b[2J\\ud800" in shown

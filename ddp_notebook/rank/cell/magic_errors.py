@@ -112,7 +112,7 @@ class MagicErrors:
     def _run_cell(self, *args: Any, **kwargs: Any) -> Any:
         self._shell.run_cell = self._cell  # a cell that this code runs shows its own errors
         try:
-            result = self._cell(*args, **kwargs)
+            result = self._nested(*args, **kwargs)
         finally:
             self._shell.run_cell = self._run_cell
         self._keep(result.error_before_exec or result.error_in_exec)
