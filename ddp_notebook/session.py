@@ -581,6 +581,9 @@ class Session:
         """Evaluate an expression with a module of `ddp_notebook.rank.sharding`, and return its value by rank."""
         load = f"__import__('importlib').import_module('{_SHARDING}.{module}')"
         call = expression.replace(f"{module}.", f"{load}.", 1)
+        cluster = self._parts.liveness.cluster
+        for process in cluster.stopped(cluster.ranks):  # a quiet cell shows no note about them
+            print(f"ddp_notebook: {process.stopped}", file=sys.stderr)
         self.run(f"_ddp_told = {call}", quiet=True, record=_NOTHING)
         told = dict(self.pull("_ddp_told"))
         self.run("del _ddp_told", quiet=True, record=_NOTHING)

@@ -24,7 +24,7 @@ SLEEP = "%%on_all_ranks\nimport time\nfor _ in range(600): time.sleep(0.1)"
 
 # Commands that need a process and must name it if it is stopped. Other commands continue.
 RANK = ["client", "cell", "group", "stop", "status", "heal", "reform", "pull", "check", "call by client"]
-RANK += ["execute by client", "resize", "restart"]
+RANK += ["execute by client", "resize", "restart", "memory"]
 STORE = ["group", "stop", "status", "heal", "reform"]
 HOST_SERVER = ["client", "cell", "group", "running", "stop", "status", "heal", "reform", "resize", "restart"]
 KEEPER = ["cell", "group", "running", "stop", "status", "heal", "reform", "pull", "check", "resize"]
@@ -41,6 +41,7 @@ LINES = {
     "reform": "session.ranks.reform()",
     "pull": "%ddp_pull kept",
     "check": "%ddp_check",
+    "memory": "%ddp_memory",
     "resize": "%ddp_resize 3",
     "client": "session.client",
     "call by client": "session.client[:].apply_sync(abs, -1)",

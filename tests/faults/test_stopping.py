@@ -33,6 +33,7 @@ def notebook():
         ("rank", "heal"),
         ("rank", "check"),
         ("rank", "call by client"),
+        pytest.param("rank", "memory", marks=pytest.mark.long),
         ("store", "heal"),
         ("store", "stop"),
         ("host server", "running"),
