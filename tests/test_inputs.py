@@ -85,6 +85,10 @@ REFUSED = {
         "x = torch.ones(4); dist.all_reduce(x.to_sparse() if rank else x)",
         "rank 1 calls all_reduce(SUM, float32[4], sparse_coo)",
     ),
+    "a sparse input of an operation for dense tensors": (
+        "dist.all_to_all_single(torch.ones(2, 2), torch.ones(2, 2).to_sparse_csr())",
+        "all_to_all_single would mix sparse and dense tensors: pass x.to_dense()",
+    ),
 }
 
 
@@ -96,6 +100,12 @@ def test_a_wrong_tensor_is_refused_on_all_ranks(session, code, words):
     assert words in str(caught.value)
     assert set(caught.value.summaries) == {0, 1}
     assert session.ranks.epoch == epoch
+    assert session.run(USABLE, timeout_s=20)[1].result == "2"
+
+
+def test_sparse_outputs_get_the_error_of_torch(session):
+    with pytest.raises(RankError, match="invalid tensor type at index 0"):
+        session.run("dist.all_gather([torch.ones(2).to_sparse() for _ in range(2)], torch.ones(2))", timeout_s=20)
     assert session.run(USABLE, timeout_s=20)[1].result == "2"
 
 

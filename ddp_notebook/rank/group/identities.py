@@ -69,12 +69,14 @@ class Identities:
         position = f"{cell} {kind} {_lines(sys._getframe(depth))}"
         with self._adding:
             if len(self._named) >= _MOST:
-                return 0
+                self._named = {known: one for known, one in self._named.items() if one.module() is not None}
+                if len(self._named) >= _MOST:
+                    return 0
             count = self._counts[position] = self._counts[position] + 1
             number = self._of_class[cell, kind] = self._of_class[cell, kind] + 1
             identity = hash_of(f"{position} {count}")
-            if identity in self._named:  # the same hash: neither of the two is known any more
-                return 0
+            if (other := self._named.get(identity)) is not None and other.module() is not None:
+                return 0  # the same hash: the later object is not known
             self._named[identity] = _Named(weakref.ref(module), kind if number == 1 else f"{kind} {number}")
         return identity
 

@@ -171,6 +171,8 @@ def _check_each(name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[tor
             if (order := _order_of(tensor, moves, is_uneven=name in _UNEVEN)) is not None:
                 orders.setdefault(order, tensor)
     if len(orders) > 1:
+        if any(one.layout is not torch.strided for one in orders.values()):
+            raise ValueError(f"{name} would mix sparse and dense tensors: pass x.to_dense()")
         parts = " and ".join(map(_strides, orders.values()))
         raise ValueError(
             f"{name} would mix up the elements of tensors in different memory orders ({parts}): pass x.contiguous()"
@@ -254,8 +256,8 @@ def _check_list(name: str, outputs: Sequence[torch.Tensor], is_plain: bool) -> N
 
 
 def _share_elements(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether two elements have one address. Returns False for tensors that are too large to compare."""
-    if sum(one.numel() for one in tensors) > _MOST_ELEMENTS:
+    """Return whether two elements have one address. Returns False if there is no tensor, or if they are too large."""
+    if not tensors or sum(one.numel() for one in tensors) > _MOST_ELEMENTS:
         return False
     addresses = []
     for tensor in tensors:
