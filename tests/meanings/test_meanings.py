@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from ddp_notebook.errors import RankError
+from ddp_notebook.rank.group.identities import Identities
+from ddp_notebook.rank.group.modules import Modules
 from tests.meanings.programs import QUICK, RIGHT, RIGHT_OF_FOUR, SETUP, WRONG
 
 
@@ -45,3 +48,13 @@ def test_nothing_is_said_of_right_programs_on_four_ranks(make_session_alone, cap
     for code in RIGHT_OF_FOUR.values():
         assert ranks.run(code, timeout_s=60).ok
     assert "ddp_notebook: " not in capsys.readouterr().err
+
+
+def test_identities_of_deleted_objects_are_used_again():
+    """An identity has 16 bits, so some of 2000 objects have that of an earlier one."""
+    identities = Identities(Modules())
+    assert all(identities.add(torch.nn.Identity(), cell=1) for _ in range(2000))
+    kept = [torch.nn.Identity() for _ in range(2000)]
+    found = [identities.add(one, cell=2) for one in kept]
+    known = [one for one in found if one]
+    assert 1900 < len(known) < 2000 and len(set(known)) == len(known)
