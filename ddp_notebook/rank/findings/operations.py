@@ -59,7 +59,7 @@ class Operations:
         at = call.kernel.at_tensors
         tensors = flat(call.arguments[at]) if at is not None and call.arguments else ()
         is_plain = not torch.is_inference_mode_enabled()
-        versions: _Tensors = [(weakref.ref(one), one._version) for one in tensors] if is_plain else []
+        versions: _Tensors = [(weakref.ref(one), one._version) for one in tensors if is_plain and _is_whole(one)]
         self._calls[id(call)] = call, versions
 
     def waited(self, call: Call) -> None:
@@ -92,6 +92,11 @@ class Operations:
         for call, _ in list(self._calls.values()):
             self.forgotten(call)
         self._calls.clear()
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has all elements of its storage. Tensors that share a storage share its version too."""
+    return tensor.layout is torch.strided and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def _is_of_user(call: Call) -> bool:

@@ -97,7 +97,7 @@ class OptimizerParameters:
         self.has_gradients = True  # at the last step
         self.idle = 0  # consecutive steps without any backward
         self.never: set[int] | None = None  # parameters that had no gradient in any step of the cell
-        self.first_step = 0
+        self.first_step = self.last_step = 0
 
     @property
     def is_current(self) -> bool:
@@ -169,7 +169,10 @@ def ranks_of(model: Any) -> list[int]:
     Returns [] for other meshes: their dimensions may have another purpose than data parallelism.
     """
     if isinstance(model, DistributedDataParallel):
-        return list(map(int, get_process_group_ranks(model.process_group)))
+        try:
+            return list(map(int, get_process_group_ranks(model.process_group)))
+        except (KeyError, ValueError):  # the cell has destroyed the group
+            return []
     meshes = [p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")]
     mesh = (
         meshes[0] if meshes and all(one == meshes[0] for one in meshes) else None

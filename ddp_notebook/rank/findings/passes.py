@@ -25,7 +25,7 @@ class _Pass:
 
 
 class _Draws:
-    """InputChecksums of one iterator of a loader."""
+    """Number of batches that one iterator of a loader has drawn."""
 
     __slots__ = ("at_backward", "count", "iterator", "number")
 
@@ -68,6 +68,8 @@ class Passes:
         """Start a pass. Notes one that repeats the order of the last one, if both are used for training."""
         sampler = sampler_of(loader)
         if sampler is None or not sampler.shuffle or sampler.num_replicas < 2:
+            return
+        if type(sampler).__iter__ is not DistributedSampler.__iter__:  # its order may not depend on the epoch
             return
         last = self._passes.get(sampler)
         one = _Pass(sampler, steps)

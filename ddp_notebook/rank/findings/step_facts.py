@@ -127,7 +127,7 @@ class StepFacts(StepObserver):
         for held in self._of_cell:
             self._note_never(held)
             if held.has_no_rate and held.steps >= _ZERO:
-                self.note("nothing-changed", held.first_step, last=held.first_step + held.steps - 1, cause="rate")
+                self.note("nothing-changed", held.first_step, last=held.last_step, count=held.steps, cause="rate")
         if "no-gradient" not in self._facts and (names := self._unheld.unchanged()):
             model = model_name(self._unheld.model(), self._namespace())
             self.note("not-in-optimizer", self._unheld.step, last=self._steps, model=model, names=names)
@@ -223,8 +223,9 @@ class StepFacts(StepObserver):
             held.first_step = step
             self._of_cell.append(held)
         held.steps += 1
+        held.last_step = step
         if held.has_no_rate:  # at most the first steps of a warm-up
-            held.has_no_rate = all(group.get("lr", 1) == 0 for group in optimizer.param_groups)
+            held.has_no_rate = all(_is_zero_rate(group.get("lr", 1)) for group in optimizer.param_groups)
         if held.steps <= _FIRST or held.steps % _EACH == 0 or self._is_unusual(held):
             self._look_at_gradients(optimizer, held, step)
         if held.models and self._unheld.step == 0:
@@ -362,7 +363,8 @@ class StepFacts(StepObserver):
         for reference, known, indices in held.models:
             counts = since[known.name]
             if counts[0] and not lacking.isdisjoint(indices):
-                if not (counts[3] and self._seen[known.name].complete):
+                is_reached = not lacking.issuperset(indices)  # otherwise no backward of the step went through it
+                if is_reached and not (counts[3] and self._seen[known.name].complete):
                     self._note_unused(reference(), step)
             elif counts[3] and self._seen[known.name].since.in_no_sync:
                 is_apart |= self._note_late(held, step, reference(), indices, self._seen[known.name].since)
@@ -451,7 +453,7 @@ class StepFacts(StepObserver):
         held.zero.append(step)
         if len(held.zero) == _ZERO and self._backwards > held.backwards:
             title = variable_of(optimizer, self._namespace())
-            self.note("nothing-changed", held.zero[0], optimizer=title, last=step)
+            self.note("nothing-changed", held.zero[0], optimizer=title, last=step, count=_ZERO)
 
     def _look_for_infinite(self, optimizer: Any, step: int, gradients: list[torch.Tensor]) -> None:
         """Note a step whose loss was NaN or infinite, if its gradients are too. A gradient scaler may have skipped
@@ -473,10 +475,15 @@ class StepFacts(StepObserver):
         names = names_of(never, self._namespace(), [model for model, _ in models])
         is_unknown = any(name.startswith(UNKNOWN) for name in names)
         if not (is_unknown and not is_in_a_module(never)):
-            self.note("no-gradient", held.first_step, cause="never", names=names, steps=held.steps)
+            self.note("no-gradient", held.first_step, cause="never", names=names, last=held.last_step, count=held.steps)
             return
         lacking = [p for model, _ in models for p in parameters_of(model).values() if id(p) not in held.ids]
         self.note(
-            "no-gradient", held.first_step, cause="some replaced", names=names, steps=held.steps,
+            "no-gradient", held.first_step, cause="some replaced", names=names, last=held.last_step, count=held.steps,
             lacking=names_of([p for p in lacking if p.grad is not None], {}, [model for model, _ in models]),
         )  # fmt: skip
+
+
+def _is_zero_rate(rate: Any) -> bool:
+    """Return whether a learning rate is 0. One on a GPU is not read, since that would wait for the GPU."""
+    return (not isinstance(rate, torch.Tensor) or rate.is_cpu) and bool(rate == 0)

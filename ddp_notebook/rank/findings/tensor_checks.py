@@ -82,6 +82,7 @@ def are_finite(gradients: Sequence[torch.Tensor]) -> bool:
 
 _FIRST, _PERIOD, _RUN = 16, 64, 4  # checksums of the first steps of a cell, and of 4 consecutive ones of each 64
 _WHOLE_BYTES = 1 << 16  # larger tensors are sampled
+_THINNED_BYTES = 1 << 14  # of tensors that are not contiguous: each element is in another cache line
 _PARTS = 64
 _MOST = 120  # steps with checksums that are kept
 _CONSECUTIVE = 3
@@ -138,12 +139,23 @@ def checksum(values: Iterable[Any], start: int = 0) -> int | None:
             return None
         part = tensor.detach()
         if part.nbytes > _WHOLE_BYTES:
-            flat = part.reshape(-1)
-            length = _WHOLE_BYTES // _PARTS // part.element_size()
-            part = flat.as_strided((_PARTS, length), ((flat.numel() - length) // (_PARTS - 1), 1))
+            part = _parts(part) if part.is_contiguous() else _thinned(part)
         data: Any = part.contiguous().view(-1).view(torch.uint8).numpy()
         found = zlib.crc32(data, found)
     return found
+
+
+def _parts(tensor: torch.Tensor) -> torch.Tensor:
+    length = _WHOLE_BYTES // _PARTS // tensor.element_size()
+    return tensor.view(-1).as_strided((_PARTS, length), ((tensor.numel() - length) // (_PARTS - 1), 1))
+
+
+def _thinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a few elements from all parts. A flat view of the tensor would copy it."""
+    while tensor.nbytes > _THINNED_BYTES:
+        largest = max(range(tensor.ndim), key=tensor.size)
+        tensor = tensor[(slice(None),) * largest + (slice(None, None, 2),)]
+    return tensor
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -18,7 +18,15 @@ def _and(names: Sequence[str]) -> str:
     return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _span(first: int, last: int) -> str:
+def _span(first: int, last: int, count: int) -> str:
+    """Return the steps of an optimizer. Between them, the cell may have steps of another one.
+
+    Example:
+        >>> _span(2, 2, 1), _span(2, 4, 3), _span(2, 6, 3)
+        ('step 2', 'steps 2-4', '3 steps from step 2 on')
+    """
+    if last - first + 1 != count:
+        return f"{count} steps from step {first} on"
     return f"step {first}" if first == last else f"steps {first}-{last}"
 
 
@@ -100,12 +108,12 @@ def _no_gradient(step: int, details: Details) -> tuple[str, str]:
             f"the optimizer holds {names}, which no module has any more and which had no gradient; make the optimizer "
             "after the last change of the model"
         )
-    return _span(step, step + one["steps"] - 1), text
+    return _span(step, one["last"], one["count"]), text
 
 
 def _not_in_optimizer(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
-    return _span(step, one["last"]), (
+    return _span(step, one["last"], one["last"] - step + 1), (
         f"no optimizer holds {_and(one['names'])} of {one['model']}, which got gradients and did not change; add them "
         "to an optimizer, or freeze them with requires_grad_(False)"
     )
@@ -137,10 +145,12 @@ def _unused(step: int, details: Details) -> tuple[str, str]:
 def _nothing_changed(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     if one.get("cause") == "rate":
-        return _span(step, one["last"]), (
+        return _span(step, one["last"], one["count"]), (
             "the learning rate of the optimizer was 0 in each step of this cell; set lr, or call scheduler.step()"
         )
-    return _span(step, one["last"]), (f"all gradients of {one['optimizer']} are zero; check the loss and its factors")
+    return _span(step, one["last"], one["count"]), (
+        f"all gradients of {one['optimizer']} are zero; check the loss and its factors"
+    )
 
 
 def _not_finite(step: int, details: Details) -> tuple[str, str]:
@@ -163,7 +173,7 @@ def _not_finite(step: int, details: Details) -> tuple[str, str]:
 
 def _same_batches(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
-    return _span(step, one["last"]), (
+    return _span(step, one["last"], one["last"] - step + 1), (
         f"{list_ranks(list(details))} gave {one['model']} the same inputs, which changed from step to step; give each "
         "rank its own part of the data with DistributedSampler, or its own seed"
     )
