@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from sys import _getframe
 from typing import Any
 
 import torch
@@ -13,11 +14,12 @@ from ddp_notebook.rank.group.call_site import USER
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.record.training.step_observer import tell
+from ddp_notebook.rank.record.training.wrapping import around, passed_over
 from ddp_notebook.stdlib import weakref
 
 _RETURNS_WORK = distributed_c10d.__file__  # other functions of torch wait themselves, also in C++
 _MOST = 256
-_FUTURE = "get_future"  # a caller of it may wait for the future instead
+_OWN = __name__.partition(".")[0] + "."  # modules of this package
 
 _Tensors = list[tuple[Callable[[], Any], int]]  # weak references, with the version of each tensor
 
@@ -40,6 +42,7 @@ class Operations:
         self._step = step
         self._values = values
         self._calls: dict[int, tuple[Call, _Tensors]] = {}
+        around(torch.distributed.Work, "get_future", self._around_get_future)
 
     def begin_cell(self) -> None:
         """Forget the calls of the last cell."""
@@ -83,9 +86,17 @@ class Operations:
         found = self._calls.pop(id(call), None)
         if found is None or found[0] is not call or call.kernel.spec.kind == "send" or not call.is_dropped:
             return
-        code = call.site[2]
-        if code is None or _FUTURE not in code.co_names:
-            self._note("never-waited", self._step(), call=call.kernel.spec.name, line=self._line(call))
+        self._note("never-waited", self._step(), call=call.kernel.spec.name, line=self._line(call))
+
+    def _around_get_future(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_future(work: Any) -> Any:
+            if self._calls and not str(_getframe(1).f_globals.get("__name__")).startswith(_OWN):
+                for key, (call, _) in list(self._calls.items()):
+                    if call.work is work:  # the user may wait for the future instead
+                        self._calls.pop(key, None)
+            return original(work)
+
+        return passed_over(get_future)
 
     def end_cell(self) -> None:
         """Note the calls that the cell has dropped."""

@@ -89,7 +89,14 @@ class OptimizerParameters:
         self.operations = -1
         self.elements = 0
         self.counts: dict[str, tuple[int, int, int, int]] = {}  # of each model, at the last step
+        self.moved = 0  # most elements that were communicated between two steps
         self.apart: tuple[int, str, str] | None = None  # step, model and cause of a step without averaging
+        self.before: set[int] | None = None  # parameters that had a gradient before the step; None if unknown
+        self.was_finite: bool | None = None  # the parameters were, before the step; None if unknown
+        self.is_zeroed = False  # the step itself has set gradients to zero
+        self.noted_apart: tuple[int, str, str] | None = None  # the first one of two consecutive such steps
+        # Name, step and details of a fact about missing gradients: noted at the end of the cell if none came later
+        self.pending: tuple[str, int, dict[str, Any]] | None = None
         self.zero: list[int] = []  # consecutive steps with zero gradients
         self.not_zero = 0  # index of a gradient that was not zero
         self.is_noted = False  # a step without any gradient was noted
@@ -112,6 +119,12 @@ class OptimizerParameters:
             inside = {id(p) for p in parameters_of(model).values()}
             if indices := [i for i, p in enumerate(self.parameters) if id(p) in inside]:
                 self.models.append((known.reference, known, indices))
+
+    @property
+    def elements_of_models(self) -> int:
+        """Return the number of elements of the parameters in DDP models."""
+        parameters = self.parameters
+        return sum(parameters[i].numel() for _, _, indices in self.models for i in indices if i < len(parameters))
 
     @property
     def is_trainable(self) -> bool:

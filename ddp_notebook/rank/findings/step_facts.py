@@ -41,7 +41,9 @@ from ddp_notebook.stdlib import threading, weakref
 _CONSECUTIVE = 2  # steps without averaging before a finding: one step may be part of a longer period
 _ZERO = 3  # steps with zero gradients before a finding: one may have a loss without gradients
 _FEW = 4  # first steps of a cell; only these read gradients on a GPU, which waits for it
-_SMALL = 4  # communication of less than 1/4 of the gradients' elements cannot have averaged them
+# Communication may have averaged the gradients, perhaps compressed, if it has more elements than a few numbers for the
+# progress of training, and a part of the gradients' elements.
+_NUMBERS, _PART = 16, 1000
 _MOST_ZEROED = 64
 # Steps whose gradients are looked at: the first ones of an optimizer in a cell, then each eighth, and unusual ones.
 _FIRST, _EACH = 16, 8
@@ -76,6 +78,7 @@ class StepFacts(StepObserver):
         self._backwards = 0
         self._forwards = 0  # of DDP and FSDP models
         self._unknown = 0  # backwards that averaged buckets of an unknown model
+        self._zeroed_before = 0  # how many of the next ones are from before the step
         self._zeroed: list[Callable[[], Any]] = []  # optimizers and modules with `zero_grad` after the last backward
         self._steps = self._elements = 0
         self._wrapped: Callable[[], Any] | None = None  # a DDP model with parameters of an optimizer
@@ -125,6 +128,12 @@ class StepFacts(StepObserver):
         if not self._steps:
             return list(self._facts.values())
         for held in self._of_cell:
+            if held.pending is not None:
+                name, step, details = held.pending
+                self.note(name, step, **details)
+            held.moved = max(held.moved, self._event_buffer.elements - held.elements)
+            if (apart := held.noted_apart) is not None and not _may_average(held.moved, held.elements_of_models):
+                self.note("ddp-bypassed", apart[0], model=apart[1], cause=apart[2])
             self._note_never(held)
             if held.has_no_rate and held.steps >= _ZERO:
                 self.note("nothing-changed", held.first_step, last=held.last_step, count=held.steps, cause="rate")
@@ -212,31 +221,58 @@ class StepFacts(StepObserver):
 
     # ---- steps
 
+    @property
+    def _is_apart(self) -> bool:
+        """Return whether a step is inside a backward, where the gradients are not complete, or in another thread."""
+        return self._event_buffer.backward is not None or threading.get_ident() != self._main
+
+    def step_begins(self, optimizer: Any) -> None:
+        if self._is_apart:
+            return
+        held = self._held_by(optimizer)
+        held.before = held.was_finite = None
+        held.is_zeroed = False
+        self._zeroed_before = len(self._zeroed)
+        if not self._is_looked_at(held, held.steps + 1):
+            return
+        parameters = held.parameters
+        held.before = {i for i, p in enumerate(parameters) if p.grad is not None}
+        if self._has_bad_loss:
+            held.was_finite = are_finite(parameters)
+        if held.zero and held.before:
+            gradients = [one for i in held.before if (one := parameters[i].grad) is not None]
+            held.is_zeroed = not are_zero(gradients, 0)[0]
+
     def stepped(self, optimizer: Any, step: int) -> None:
         self._steps = step
-        if self._event_buffer.backward is not None or threading.get_ident() != self._main:
-            return  # a step inside a backward: the gradients are not complete
+        if self._is_apart:
+            return
         self._batches.end_step(step)
         self.passes.end_step(step)
         held = self._held_by(optimizer)
         if not held.steps:
             held.first_step = step
             self._of_cell.append(held)
+        if held.steps:
+            held.moved = max(held.moved, self._event_buffer.elements - held.elements)
         held.steps += 1
         held.last_step = step
         if held.has_no_rate:  # at most the first steps of a warm-up
             held.has_no_rate = all(_is_zero_rate(group.get("lr", 1)) for group in optimizer.param_groups)
-        if held.steps <= _FIRST or held.steps % _EACH == 0 or self._is_unusual(held):
+        if self._is_looked_at(held, held.steps):
             self._look_at_gradients(optimizer, held, step)
         if held.models and self._unheld.step == 0:
             self._look_for_unheld(step)
         held.backwards, held.forwards = self._backwards, self._forwards
+        held.elements = self._event_buffer.elements
         if held.models:
             self._wrapped = held.models[0][0]
-            held.elements = self._event_buffer.elements
             for _, known, _ in held.models:
                 if (seen := self._seen.get(known.name)) is not None:
                     held.counts[known.name] = seen.counts
+
+    def _is_looked_at(self, held: OptimizerParameters, number: int) -> bool:
+        return number <= _FIRST or number % _EACH == 0 or self._is_unusual(held)
 
     def _is_unusual(self, held: OptimizerParameters) -> bool:
         """Return whether the gradients of a step must be looked at. In a long loop most steps are like the ones
@@ -254,21 +290,23 @@ class StepFacts(StepObserver):
         parameters = held.parameters
         gradients = [p.grad for p in parameters]
         lacking = [i for i, gradient in enumerate(gradients) if gradient is None]
+        if self._has_bad_loss:
+            self._look_for_infinite(held, step)
+        if lacking and (held.before is None or not held.before.isdisjoint(lacking)):
+            return  # the step itself has reset them, as a subclass or a hook may do
         if held.never is None:
             held.never = set(lacking)
         elif held.never:
             held.never.intersection_update(lacking)
         held.has_gradients = len(lacking) < len(parameters)
         if held.has_gradients:
-            held.idle = 0
+            held.idle, held.pending = 0, None
             if held.models and self._backwards > held.backwards:
                 self._with_models(held, step, set(lacking))
             if step < _FEW or parameters[0].is_cpu:
                 self._look_for_zero(optimizer, held, step, [one for one in gradients if one is not None])
         elif held.is_trainable:
             self._without_gradients(optimizer, held, step)
-        if self._has_bad_loss:
-            self._look_for_infinite(optimizer, step, [one for one in gradients if one is not None])
 
     def _held_by(self, optimizer: Any) -> OptimizerParameters:
         held = self._held.get(optimizer)
@@ -315,7 +353,11 @@ class StepFacts(StepObserver):
             synchronizing, in_no_sync, in_no_grad, _ = self._since_step(held, known)
             cause = "no path" if synchronizing + in_no_sync else "no_grad" if in_no_grad else "no forward"
             if model is not None:
-                self.note("loss-without-path", step, optimizer=title, model=model_name(model, names), cause=cause)
+                details = {"optimizer": title, "model": model_name(model, names), "cause": cause}
+                if cause == "no forward":
+                    held.pending = "loss-without-path", step, details
+                else:
+                    self.note("loss-without-path", step, **details)
                 return
         roots = [root for one in self._roots.values() if (root := one()) is not None]
         if any(id(p) in held.ids for root in roots for p in root.parameters()):
@@ -335,16 +377,18 @@ class StepFacts(StepObserver):
         ran = [one for one in [*ran, *roots] if any(p.grad is not None for p in one.parameters())]
         if not ran:
             is_replaced = not is_in_a_module(held.parameters)
-            self.note("no-gradient", step, optimizer=title, cause="replaced" if is_replaced else "")
+            cause = "replaced" if is_replaced else ""
+            held.pending = "no-gradient", step, {"optimizer": title, "cause": cause}
             return
         shapes = {p.shape for root in roots for p in root.parameters() if hasattr(p, "placements")}
         is_before = shapes.issuperset(p.shape for p in held.parameters) and not is_in_a_module(held.parameters)
         models = [model_name(one, names) for one in ran[:3]]
-        self.note("optimizer-of-another-model", step, optimizer=title, models=models, is_before_sharding=is_before)
+        details = {"optimizer": title, "models": models, "is_before_sharding": is_before}
+        held.pending = "optimizer-of-another-model", step, details
 
     def _has_zeroed(self, optimizer: Any, held: OptimizerParameters) -> bool:
         """Return whether gradients of the optimizer were reset after the last backward."""
-        for reference in self._zeroed:
+        for reference in self._zeroed[: self._zeroed_before]:
             owner = reference()
             if owner is optimizer:
                 return True
@@ -390,7 +434,7 @@ class StepFacts(StepObserver):
         parameters = held.parameters
         gradients = [one for i in indices if (one := parameters[i].grad) is not None]
         moved = self._event_buffer.elements - (held.elements if held.steps > 1 else self._elements)
-        if moved * _SMALL >= sum(one.numel() for one in gradients) or are_zero(gradients, 0)[0]:
+        if _may_average(moved, sum(one.numel() for one in gradients)) or are_zero(gradients, 0)[0]:
             return False
         cause = "autograd" if synchronizing else "no_sync" if in_no_sync else "no_grad" if in_no_grad else "no forward"
         self._note_apart(held, step, model, cause)
@@ -407,7 +451,7 @@ class StepFacts(StepObserver):
             return False
         parameters = held.parameters
         moved = self._event_buffer.elements - since.elements
-        if moved * _SMALL >= sum(parameters[i].numel() for i in indices):
+        if _may_average(moved, sum(parameters[i].numel() for i in indices)):
             return False
         self._note_apart(held, step, model, "late")
         return True
@@ -416,8 +460,8 @@ class StepFacts(StepObserver):
         """Note a step without averaging, if the step before had the same cause."""
         if held.apart is None:
             held.apart = step, model_name(model, self._namespace()), cause
-        elif held.apart[2] == cause:
-            self.note("ddp-bypassed", held.apart[0], model=held.apart[1], cause=cause)
+        elif held.apart[2] == cause and held.noted_apart is None:
+            held.noted_apart = held.apart  # until the end of the cell: a later step may average the parameters
 
     def _note_unused(self, model: Any, step: int) -> None:
         """Note parameters without a gradient in a DDP model that has not averaged all its buckets."""
@@ -447,7 +491,7 @@ class StepFacts(StepObserver):
         if first.is_meta or (first.is_cuda and torch.cuda.is_current_stream_capturing()):
             return
         is_zero, held.not_zero = are_zero(gradients, held.not_zero if held.not_zero < len(gradients) else 0)
-        if not is_zero:
+        if not is_zero or held.is_zeroed:
             held.zero.clear()
             return
         held.zero.append(step)
@@ -455,12 +499,12 @@ class StepFacts(StepObserver):
             title = variable_of(optimizer, self._namespace())
             self.note("nothing-changed", held.zero[0], optimizer=title, last=step, count=_ZERO)
 
-    def _look_for_infinite(self, optimizer: Any, step: int, gradients: list[torch.Tensor]) -> None:
-        """Note a step whose loss was NaN or infinite, if its gradients are too. A gradient scaler may have skipped
-        it."""
+    def _look_for_infinite(self, held: OptimizerParameters, step: int) -> None:
+        """Note a step whose loss was NaN or infinite, if the parameters are too after it. The step may have been
+        skipped."""
         self._has_bad_loss = False
-        if getattr(optimizer, "found_inf", None) is None and not are_finite(gradients):
-            self.note("not-finite", step)
+        if held.was_finite is not None and not are_finite(held.parameters):
+            self.note("not-finite", step, was_finite=held.was_finite)
 
     def _note_never(self, held: OptimizerParameters) -> None:
         """Note parameters that had no gradient in any step of the cell."""
@@ -487,3 +531,13 @@ class StepFacts(StepObserver):
 def _is_zero_rate(rate: Any) -> bool:
     """Return whether a learning rate is 0. One on a GPU is not read, since that would wait for the GPU."""
     return (not isinstance(rate, torch.Tensor) or rate.is_cpu) and bool(rate == 0)
+
+
+def _may_average(moved: int, gradients: int) -> bool:
+    """Return whether communication of some elements may have averaged the gradients of others.
+
+    Example:
+        >>> _may_average(1, 161), _may_average(161, 161), _may_average(50, 1_000_000)
+        (False, True, False)
+    """
+    return moved > _NUMBERS and moved * _PART >= gradients

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.records.words import name_ranks
@@ -37,8 +35,9 @@ class CellFindings(SessionFeature):
             if _WITHOUT_AVERAGE & {name for name, *_ in own}:  # the finding has the cause
                 results[rank].trains_apart = ""
         silenced = silenced_by(code)
-        if _needs_gradients(facts, sorted(results)) and self._recordings is not None:
-            facts = _with_bucket(facts, self._recordings.now, run.number)
+        if (common := _common_step(facts, sorted(results))) is not None and self._recordings is not None:
+            step, was_finite = common
+            facts = _with_bucket(facts, self._recordings.now, run.number, step, was_finite=was_finite)
         found = [one for one in findings_of(facts, sorted(results)) if one.name not in silenced]
         self._keep(run.number, found)
         return [] if self.parts.options.quiet_findings else _lines(found)
@@ -141,40 +140,53 @@ _NOT_FINITE = "not-finite"
 _OWN = 0  # side of a value: the input of a call
 
 
-def _needs_gradients(facts: Mapping[int, Sequence[Sequence[Any]]], ranks: Sequence[int]) -> bool:
-    """Return whether the losses of all ranks were not finite in the same first step. Gradients may have the cause."""
-    steps = {rank: step for rank, own in facts.items() for name, step, _ in own if name == _NOT_FINITE}
-    return len(ranks) > 1 and set(steps) == set(ranks) and len(set(steps.values())) == 1
+def _common_step(facts: Mapping[int, Sequence[Sequence[Any]]], ranks: Sequence[int]) -> tuple[int, bool] | None:
+    """Return the first step with such losses, and whether the parameters were finite before it. Gradients may have the
+    cause.
+
+    Returns None if it is not the same step on all ranks.
+    """
+    found = {
+        rank: (step, one["was_finite"]) for rank, own in facts.items() for name, step, one in own if name == _NOT_FINITE
+    }
+    return (
+        next(iter(found.values()))
+        if len(ranks) > 1 and set(found) == set(ranks) and len(set(found.values())) == 1
+        else None
+    )
 
 
 def _with_bucket(
-    facts: Mapping[int, Sequence[Sequence[Any]]], recording: RowSource, cell: int
+    facts: Mapping[int, Sequence[Sequence[Any]]], recording: RowSource, cell: int, step: int, *, was_finite: bool
 ) -> dict[int, list[Sequence[Any]]]:
-    """Return the facts with the first rank, step and bucket that had such a gradient, if it was recorded."""
-    step, found = _first_not_finite(recording, cell)
+    """Return the facts with the buckets that were not finite, in the step that has changed the parameters, if they were
+    recorded.
+
+    Args:
+        step: the first step with such losses on all ranks.
+        was_finite: the parameters were finite before it. Otherwise the step before has changed them.
+    """
+    at = step if was_finite else step - 1
+    found = _not_finite_buckets(recording, cell, at)
     changed: dict[int, list[Sequence[Any]]] = {}
     for rank, own in facts.items():
         changed[rank] = [one for one in own if one[0] != _NOT_FINITE]
         if not found:
-            changed[rank] += [[name, at, {"everywhere": True}] for name, at, _ in own if name == _NOT_FINITE]
+            changed[rank].append([_NOT_FINITE, step, {"everywhere": True, "was_finite": was_finite}])
         elif rank in found:
             model, bucket = found[rank]
-            changed[rank].append([_NOT_FINITE, step, {"model": model, "bucket": bucket}])
+            changed[rank].append([_NOT_FINITE, at, {"model": model, "bucket": bucket}])
     return changed
 
 
-def _first_not_finite(recording: RowSource, cell: int) -> tuple[int, dict[int, tuple[str, int]]]:
-    """Return the first step, counted from 1, and the model and first bucket of each rank with such a gradient."""
+def _not_finite_buckets(recording: RowSource, cell: int, step: int) -> dict[int, tuple[str, int]]:
+    """Return the model and first bucket of each rank that had such a gradient in a step, counted from 1."""
     calls, values = recording.rows("call"), recording.rows("value")
-    calls = select(calls, (calls["cell"] == cell) & (calls["bucket"] >= 0))
+    calls = select(calls, (calls["cell"] == cell) & (calls["bucket"] >= 0) & (calls["step"] == step - 1))
     values = select(values, (values["side"] == _OWN) & (values["nans"] + values["infs"] > 0))
     keys = {(int(rank), int(call)) for rank, call in zip(values["rank"], values["call"], strict=True)}
-    is_bad = np.array([(int(one["rank"]), int(one["call"])) in keys for one in calls], bool)
-    calls = select(calls, is_bad) if len(calls) else calls
-    if not len(calls):
-        return 0, {}
-    step = int(calls["step"].min())
     found: dict[int, tuple[str, int]] = {}
-    for one in calls[calls["step"] == step]:
-        found.setdefault(int(one["rank"]), (recording.text(int(one["module"])), int(one["bucket"])))
-    return step + 1, found
+    for one in calls:
+        if (int(one["rank"]), int(one["call"])) in keys:
+            found.setdefault(int(one["rank"]), (recording.text(int(one["module"])), int(one["bucket"])))
+    return found

@@ -160,14 +160,19 @@ def _not_finite(step: int, details: Details) -> tuple[str, str]:
             f"the gradients in bucket {one['bucket']} of {one['model']} were NaN or infinite before they were "
             "averaged; skip a step on all ranks if a gradient is not finite on one"
         )
+    if not one["was_finite"]:
+        return f"step {step}", (
+            "the loss was NaN or infinite, and some parameters were too before this step; load or make the model "
+            "again, and skip a step if its loss or a gradient is not finite"
+        )
     if one.get("everywhere"):
         return f"step {step}", (
-            "the losses of all ranks were NaN or infinite, and the step used their gradients; all ranks have such "
-            "data, or such parameters from an earlier step"
+            "the losses of all ranks were NaN or infinite, and so were parameters after the step; look at the "
+            "operations of the model and its loss, and skip a step with such a loss on all ranks"
         )
     return f"step {step}", (
-        "the loss was NaN or infinite, and the step used its gradients; look at the batch, and skip a step on all "
-        "ranks if one has such a loss"
+        "the loss was NaN or infinite, and so were parameters after the step; look at the batch, and skip a step on "
+        "all ranks if one has such a loss"
     )
 
 

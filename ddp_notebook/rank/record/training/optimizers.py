@@ -26,11 +26,14 @@ class Optimizers:
     Args:
         event_buffer: its level is OFF if nothing is recorded.
         stepped: called after a step that is not inside another one, with the optimizer and the start time.
+        begins: called before such a step, with the optimizer.
     """
 
-    def __init__(self, event_buffer: EventBuffer, stepped: Callable[[Any, int], object]) -> None:
+    def __init__(
+        self, event_buffer: EventBuffer, stepped: Callable[[Any, int], object], begins: Callable[[Any], None]
+    ) -> None:
         self._event_buffer = event_buffer
-        self._stepped = stepped
+        self._stepped, self._begins = stepped, begins
         # Ids and start times of the optimizers in their step, by thread.
         self.stepping: dict[int, list[tuple[int, int]]] = {}
         self._naming = threading.Lock()  # several threads may create optimizers at once
@@ -62,6 +65,8 @@ class Optimizers:
         if stack:
             del stack[max(0, _steps_under_way() - 1) :]  # the removed steps have raised
         stack.append((id(optimizer), time.monotonic_ns()))
+        if len(stack) == 1:
+            self._begins(optimizer)
 
     def _after_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
         stack = self.stepping.get(threading.get_ident(), [])

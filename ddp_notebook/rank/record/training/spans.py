@@ -140,7 +140,7 @@ class TrainingSpans:
         self._roots: dict[int, tuple[int, int]] = {}  # running forwards of FSDP: start time and batch size
         self._naming = threading.Lock()  # several threads may create models at once
         self._observer: StepObserver | None = None
-        self._optimizers = Optimizers(event_buffer, self.stepped)
+        self._optimizers = Optimizers(event_buffer, self.stepped, self._step_begins)
         self._gradients = GradientHook(event_buffer)
         self.pipelines = Pipelines(event_buffer, self.put)
         self.loop_counts = LoopCounts()
@@ -459,6 +459,10 @@ class TrainingSpans:
                 self.put(BACKWARD, "", began_ns, moment=moment)
 
     # ---- optimizer and input
+
+    def _step_begins(self, optimizer: Any) -> None:
+        if self._observer is not None:
+            tell(self._observer.step_begins, optimizer)
 
     def stepped(self, optimizer: Any, began_ns: int) -> str:
         """Record an optimizer step that started at `began_ns`. Return the optimizer's name."""

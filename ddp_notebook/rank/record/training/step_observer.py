@@ -43,6 +43,9 @@ class StepObserver:
             has_unknown: a reducer has averaged buckets, and their model is not known.
         """
 
+    def step_begins(self, optimizer: Any) -> None:
+        """Called when an optimizer step begins, before hooks of the user."""
+
     def stepped(self, optimizer: Any, step: int) -> None:
         """Called after an optimizer step, with the number of steps in the cell."""
 
