@@ -165,8 +165,10 @@ def test_an_idle_kernel_replaces_a_widget_until_it_answers(page):
     replaced = last_monitor(page)
     page.tell(replaced, {"kind": "here", "last": True})
     page.read_until(lambda: page.heard(replaced) != [])
+    page.run("from ddp_notebook.widgets import under_cell\nunder_cell._AFTER_S = 60.0")  # the cell gets no view
     page.messages.clear()
-    page.run(TRAINS.format(steps=5))  # too short for a view under the cell
+    page.run(TRAINS.format(steps=20))
+    page.run("under_cell._AFTER_S = 1.0")
     assert page.monitors() == [] and displays(page) == [], "the HTML of %ddp_monitor is the view"
     assert "%ddp_monitor shows one with all panels" in drawn(page)[-1][1]
 
