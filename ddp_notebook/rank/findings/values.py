@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import opcode
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from sys import _getframe
@@ -20,11 +21,13 @@ from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.stdlib import functools, threading, weakref
 
-_MOST = 128  # calls of a cell that are kept, and calls of one line
-_OF_LINE = 64
+_MOST = 64  # calls of a cell that are kept, and calls of one line
+_OF_LINE = 32
 _MOST_CHARS = 40
+_FOR = opcode.opmap["FOR_ITER"]
 _REDUCES = ("all_reduce", "reduce")  # begin of names: others may get another variable on each rank
 _HAS_VARIABLES = sys.version_info >= (3, 13)  # in older ones, reading a function's variables keeps them alive
+_Instruction = tuple[CodeType | None, int]
 GRADIENT, LOOP, VARIABLE = "gradient", "loop", "variable"  # kinds of names
 
 
@@ -60,7 +63,8 @@ class Values:
         self._named: list[tuple[str, Callable[[], Any]]] | None = None  # parameters of this cell
         self._gradients: dict[int, tuple[str, Callable[[], Any]]] | None = None  # by id; None after a backward
         self._of_line: dict[tuple[int, int], int] = {}  # number of kept calls of a line
-        self._calls: list[list[Any]] = []
+        self._lines: dict[tuple[int, int], str] = {}
+        self._calls: list[tuple[list[Any], str, str, list[list[Any]], _Instruction]] = []
 
     def begin_cell(self) -> None:
         """Forget the calls of the last cell."""
@@ -68,6 +72,7 @@ class Values:
             self._calls.clear()
             self._of_line.clear()
             self._places.clear()
+            self._lines.clear()
         self._named = self._gradients = None
 
     def note_backward(self) -> None:
@@ -87,16 +92,13 @@ class Values:
         count = self._of_line[key] = self._of_line.get(key, 0) + 1
         if count > _OF_LINE:
             return
-        variable, texts, passes = self._described(_getframe(1))
-        if name := self._gradient(call):
-            kind = GRADIENT
-        elif texts:
-            kind, name = LOOP, texts
-        else:
-            kind, name = VARIABLE, variable if call.kernel.spec.name.startswith(_REDUCES) else ""
-        if name or passes:
-            group = f"{call.group.title} {list(call.group.ranks)}"
-            self._calls.append([group, call.number, call.kernel.spec.name, self._line(call), kind, name, passes])
+        place, texts, passes = self._described(_getframe(1))
+        site = id(call.site[2]), call.site[3]
+        if (line := self._lines.get(site)) is None:
+            line = self._lines[site] = self._line(call)
+        group = f"{call.group.title} {list(call.group.ranks)}"
+        name = call.kernel.spec.name
+        self._calls.append(([group, call.number, name, line], self._gradient(call), texts, passes, place))
 
     @property
     def calls(self) -> list[list[Any]]:
@@ -104,32 +106,46 @@ class Values:
 
         Returns [] if all have the same value.
         """
-        return self._calls if len({(one[5], str(one[6])) for one in self._calls}) > 1 else []
+        if len(self._calls) < 2:
+            return []
+        found = []
+        for call, gradient, texts, passes, (code, instruction) in self._calls:
+            if gradient:
+                kind, name = GRADIENT, gradient
+            elif texts:
+                kind, name = LOOP, texts
+            else:
+                kind, name = VARIABLE, ""
+                if call[2].startswith(_REDUCES) and code is not None:
+                    name = self._place(code, instruction).variable
+            if name or passes:
+                found.append([*call, kind, name, passes])
+        return found if len({(one[5], str(one[6])) for one in found}) > 1 else []
 
-    def _described(self, frame: FrameType | None) -> tuple[str, str, list[list[Any]]]:
-        """Return the variable of a call, the texts of loops that select it, and the counters of the loops around it.
+    def _described(self, frame: FrameType | None) -> tuple[_Instruction, str, list[list[Any]]]:
+        """Return the outermost call, the texts of loops that select the value, and the counters of the loops around.
 
         All functions of cells that are on the stack count.
         """
-        variable = ""
+        outermost: _Instruction = None, 0
         texts: list[str] = []
         numbers: list[list[Any]] = []
         while frame is not None:
             code = frame.f_code
             if code.co_filename in self._cells:
-                place = self._place(code, frame.f_lasti)
                 is_cell = code.co_name == "<module>"
-                if (place.keys or place.counters) and (is_cell or _HAS_VARIABLES):
+                if (is_cell or _HAS_VARIABLES) and _has_loops(code):
+                    place = self._place(code, frame.f_lasti)
                     values = frame.f_locals
                     keys = [(name, values.get(name)) for name in place.keys]
                     texts[:0] = [f"{name}={value[:_MOST_CHARS]!r}" for name, value in keys if type(value) is str]
                     counters = [[name, values.get(name)] for name in place.counters]
                     numbers[:0] = [one for one in counters if type(one[1]) is int]
-                variable = place.variable
+                outermost = code, frame.f_lasti
                 if is_cell:
                     break
             frame = frame.f_back
-        return variable, " and ".join(texts), numbers
+        return outermost, " and ".join(texts), numbers
 
     def _place(self, code: CodeType, instruction: int) -> _Place:
         key = id(code), instruction
@@ -142,7 +158,7 @@ class Values:
     def _gradient(self, call: Call) -> str:
         """Return the name of the gradient or parameter that a call gets; "" if it gets another tensor."""
         tensors = flat(call.arguments[call.kernel.at_tensors]) if call.kernel.at_tensors is not None else ()
-        if len(tensors) != 1 or tensors[0].grad_fn is not None:
+        if len(tensors) != 1 or tensors[0].numel() == 1 or tensors[0].grad_fn is not None:
             return ""
         (tensor,) = tensors
         if self._gradients is None:
@@ -157,6 +173,11 @@ class Values:
         name, reference = self._gradients.get(id(tensor), ("", lambda: None))
         parameter = reference()  # another tensor may have the id by now
         return name if parameter is not None and (parameter is tensor or parameter.grad is tensor) else ""
+
+
+@functools.lru_cache(1000)
+def _has_loops(code: CodeType) -> bool:
+    return _FOR in code.co_code[::2]
 
 
 class _Loop(NamedTuple):
