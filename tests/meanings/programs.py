@@ -273,12 +273,58 @@ RIGHT = {
     "    model(x).sum().backward()\n"
     "    net = DDP(nn.Linear(4, 4)); net(batch).sum().backward()",
 }
+RIGHT["another model first on one rank"] = (
+    "models = [fully_shard(Scale()) for _ in ['copy'] * rank + ['a', 'b']]\n"
+    "for _ in range(3):\n    for model in models[-2:]: model(x).sum().backward()"
+)
 QUICK = (
     "all experts on all ranks",
     "equal models that are sharded in two branches",
     "an adversarial pair",
     "tensor parallel",
 )
+
+# On three ranks, in groups that overlap. Each rank has two of three equal models.
+SETUP_OF_THREE = (
+    SETUP
+    + """
+from torch.distributed.device_mesh import DeviceMesh
+
+lists = [0, 1], [1, 2], [0, 2]
+groups = [group for members in lists for group in [dist.new_group(members)] if rank in members]
+meshes = [DeviceMesh.from_group(group, 'cpu') for group in groups]
+
+def parallel(mesh):
+    return parallelize_module(TwoLayers(), mesh, {'a': ColwiseParallel(), 'b': RowwiseParallel()})
+
+def train(models):
+    for _ in range(3):
+        for model in models: model(batch).sum().backward()
+"""
+)
+RIGHT_OF_THREE = {
+    "DDP in groups that overlap": "train([DDP(nn.Linear(4, 4), process_group=group) for group in groups])",
+    "FSDP in groups that overlap": "train([fully_shard(nn.Linear(4, 4), mesh=mesh) for mesh in meshes])",
+    "tensor parallel in groups that overlap": "train([parallel(mesh) for mesh in meshes])",
+    "tensor parallel in groups that overlap, in one model": "model = nn.Sequential(*map(parallel, meshes))\n"
+    "model(batch)\ntrain(model)",
+    "several layers for each group, in one model": "counts = {1: (1, 3), 2: (3, 1)}.get(rank, (1, 1))\n"
+    "layers = [parallel(mesh) for mesh, count in zip(meshes, counts) for _ in range(count)]\n"
+    "model = nn.Sequential(*layers)\nmodel(batch)\ntrain(model)",
+}
+WRONG_OF_THREE = {
+    "two models of one of the groups in another order": Wrong(
+        "models = [[DDP(nn.Linear(4, 4), process_group=group) for _ in range(2)] for group in groups]\n"
+        "train([*models[0][:: -1 if rank == 1 else 1], *models[1]])",
+        ("group [0,1]", "rank 0 calls all_reduce(float32[20], mean of gradients of Linear,", "of Linear 2,", _MIXTURE),
+    ),
+    "a layer of tensor parallel for each rank of a group": Wrong(
+        "from torch.distributed.tensor import Replicate\nwhole = RowwiseParallel(input_layouts=Replicate())\n"
+        "models = [parallelize_module(Experts(), mesh, {'up': whole, 'down': whole}) for mesh in meshes]\n"
+        "models[0](batch, int(rank == 1))",
+        ("rank 0 calls", "of up", "of down"),
+    ),
+}
 
 # On four ranks.
 RIGHT_OF_FOUR = {

@@ -8,7 +8,16 @@ import torch
 from ddp_notebook.errors import RankError
 from ddp_notebook.rank.group.identities import Identities
 from ddp_notebook.rank.group.modules import Modules
-from tests.meanings.programs import QUICK, RIGHT, RIGHT_OF_FOUR, SETUP, WRONG
+from tests.meanings.programs import (
+    QUICK,
+    RIGHT,
+    RIGHT_OF_FOUR,
+    RIGHT_OF_THREE,
+    SETUP,
+    SETUP_OF_THREE,
+    WRONG,
+    WRONG_OF_THREE,
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +59,20 @@ def test_nothing_is_said_of_right_programs_on_four_ranks(make_session_alone, cap
     assert "ddp_notebook: " not in capsys.readouterr().err
 
 
-def test_identities_of_deleted_objects_are_used_again():
-    """An identity has 16 bits, so some of 2000 objects have that of an earlier one."""
+def test_deleted_objects_are_forgotten():
     identities = Identities(Modules())
-    assert all(identities.add(torch.nn.Identity(), cell=1) for _ in range(2000))
-    kept = [torch.nn.Identity() for _ in range(2000)]
-    found = [identities.add(one, cell=2) for one in kept]
-    known = [one for one in found if one]
-    assert 1900 < len(known) < 2000 and len(set(known)) == len(known)
+    assert all(identities.add(torch.nn.Identity(), 1, []) for _ in range(20_001))
+
+
+@pytest.mark.long
+def test_groups_that_overlap_are_compared_separately(make_session_alone, capsys):
+    ranks = make_session_alone(3)
+    assert ranks.run(SETUP_OF_THREE, timeout_s=60).ok
+    for code in RIGHT_OF_THREE.values():
+        assert ranks.run(code, timeout_s=60).ok
+    assert "ddp_notebook: " not in capsys.readouterr().err
+    for code, words, _ in WRONG_OF_THREE.values():
+        with pytest.raises(RankError) as caught:
+            ranks.run(code, timeout_s=60)
+        assert str(caught.value).startswith("CollectiveMismatchError: ")
+        assert all(word in str(caught.value) for word in words), str(caught.value)

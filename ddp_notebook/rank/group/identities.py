@@ -1,27 +1,29 @@
-"""Objects that collectives belong to: groups of parameters of FSDP, and DDP models.
+"""Objects that collectives belong to: groups of parameters of FSDP, DDP models, and modules of tensor parallel.
 
-An object has the same identity on each rank that has created it at the same position of the program: in the same cell,
-by the same lines, as the n-th object of its class. The guard compares identities, so it finds ranks that are in equal
-collectives for different objects.
+An object of FSDP or DDP has the same meaning on each rank that has created it at the same position of the program. The
+position is the cell, the lines, and the number of the object in its process group. The guard compares meanings, so it
+finds ranks that are in equal collectives for different objects.
 """
 
 from __future__ import annotations
 
 import sys
 import zlib
-from collections import Counter
-from collections.abc import Collection
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from types import FrameType
 from typing import NamedTuple
 
 import torch
+from torch._C._distributed_c10d import ProcessGroup
 
 from ddp_notebook.rank.group.call_site import is_of_user
 from ddp_notebook.rank.group.modules import ROOT, Modules
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import os, threading, weakref
 
-HASHES = 0xFFFF  # number of identities
+HASHES = 0xFFFF  # number of hashes
+OBJECT, MODULE = 0, 1  # last bit of a meaning
 _MOST = 20_000  # more are not distinguished, as in a program that creates models in a loop
 
 
@@ -35,15 +37,35 @@ def hash_of(text: str) -> int:
     return zlib.crc32(text.encode()) % HASHES + 1
 
 
-class _Named(NamedTuple):
-    """A module, and its class with a number."""
+class Meaning(NamedTuple):
+    """Meaning of the calls of an object in one process group.
+
+    Two ranks that have the same objects in the group have the same checksum.
+    """
+
+    bits: int  # 16 bits; 0 if the meaning is unknown
+    checksum: int  # of all objects, or of all modules of tensor parallel, that this rank has in the group
+
+
+_UNKNOWN = Meaning(0, 0)
+
+
+class _Position(NamedTuple):
+    """Position of an object among those of a process group."""
+
+    bits: int
+    name: str  # its class with a number
+
+
+class _Object(NamedTuple):
+    """A module whose collectives belong together."""
 
     module: weakref.ref[torch.nn.Module]
-    name: str
+    positions: dict[str, _Position]  # by name of the group
 
 
 class Identities:
-    """Identities of the objects that this process has created.
+    """Identities of the objects that this process has created. They are numbers of this process, from 1 on.
 
     Args:
         modules: names of modules.
@@ -51,61 +73,93 @@ class Identities:
 
     def __init__(self, modules: Modules) -> None:
         self._modules = modules
-        self._counts: Counter[str] = Counter()  # objects by position
-        self._of_class: Counter[tuple[int, str]] = Counter()  # objects by cell and class
-        self._named: dict[int, _Named] = {}
-        self._of_names: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()  # objects by group and position
+        self._of_class: Counter[tuple[str, int, str]] = Counter()  # objects by group, cell and class
+        self._checksums: defaultdict[str, int] = defaultdict(int)  # of all objects, by group
+        self._objects: dict[int, _Object] = {}  # by identity
+        self._count = 0  # of all objects
+        self._of_modules: dict[str, tuple[int, int]] = {}  # version of the names, and their checksum, by group
         self._adding = threading.Lock()
 
-    def add(self, module: torch.nn.Module, cell: int, depth: int = 1) -> int:
-        """Return the identity of an object that is being created.
+    def add(self, module: torch.nn.Module, cell: int, groups: Iterable[ProcessGroup], depth: int = 1) -> int:
+        """Return the identity of an object that is being created; 0 if there are too many.
 
         Args:
             module: the module, or the first one.
             cell: number of the running cell. It distinguishes objects if some ranks alone have run an earlier cell.
+            groups: process groups of its collectives.
             depth: number of frames to skip, starting with the caller.
         """
         kind = type(module).__name__
         position = f"{cell} {kind} {_lines(sys._getframe(depth))}"
+        positions: dict[str, _Position] = {}
         with self._adding:
-            if len(self._named) >= _MOST:
-                self._named = {known: one for known, one in self._named.items() if one.module() is not None}
-                if len(self._named) >= _MOST:
+            if len(self._objects) >= _MOST:
+                self._objects = {known: one for known, one in self._objects.items() if one.module() is not None}
+                if len(self._objects) >= _MOST:
                     return 0
-            count = self._counts[position] = self._counts[position] + 1
-            number = self._of_class[cell, kind] = self._of_class[cell, kind] + 1
-            identity = hash_of(f"{position} {count}")
-            if (other := self._named.get(identity)) is not None and other.module() is not None:
-                return 0  # the same hash: the later object is not known
-            self._named[identity] = _Named(weakref.ref(module), kind if number == 1 else f"{kind} {number}")
-        return identity
+            for name in {group.group_name for group in groups}:
+                count = self._counts[f"{name} {position}"] = self._counts[f"{name} {position}"] + 1
+                number = self._of_class[name, cell, kind] = self._of_class[name, cell, kind] + 1
+                text = f"{position} {count}"
+                self._checksums[name] = zlib.crc32(text.encode(), self._checksums[name])
+                positions[name] = _Position(_bits(text, OBJECT), kind if number == 1 else f"{kind} {number}")
+            self._count += 1
+            self._objects[self._count] = _Object(weakref.ref(module), positions)
+            return self._count
 
-    def of_name(self, name: str) -> int:
-        """Return the identity of a module of tensor parallel, by its name in the model; 0 if it is the model itself."""
-        if (known := self._of_names.get(name)) is None:
-            known = self._of_names[name] = 0 if name in ("", ROOT) else hash_of(f"module {name}")
-        return known
+    def meaning(self, identity: int, group: str) -> Meaning:
+        """Return the meaning of an object's calls in a group.
 
-    @property
-    def all(self) -> Collection[int]:
-        """Return the identities of all objects, and of the modules of all known models."""
-        return [*self._named, *filter(None, map(self.of_name, self._modules.known_names))]
+        Args:
+            identity: of the object; 0 if it is unknown.
+            group: name of the group.
+        """
+        known = self._objects.get(identity)
+        position = None if known is None else known.positions.get(group)
+        return _UNKNOWN if position is None else Meaning(position.bits, self._checksums[group])
 
-    def name(self, identity: int, known: str = "") -> str:
+    def meaning_of_module(self, name: str, group: str) -> Meaning:
+        """Return the meaning of the calls of a module of tensor parallel.
+
+        It is unknown for a model, and if no module is known to have parameters in the group.
+
+        Args:
+            name: name of the module in its model.
+            group: name of the group.
+        """
+        if name in ("", ROOT):
+            return _UNKNOWN
+        version, checksum = self._of_modules.get(group, (-1, 0))
+        if version != self._modules.version:
+            version = self._modules.version
+            checksum = zlib.crc32("\n".join(self._modules.names_in(group)).encode())
+            self._of_modules[group] = version, checksum
+        return Meaning(_bits(f"module {name}", MODULE), checksum) if checksum else _UNKNOWN
+
+    def name(self, identity: int, group: str, known: str = "") -> str:
         """Return the class of an object, with a number, and its name in a model if that is known.
 
         Args:
+            identity: of the object; 0 if it is unknown.
+            group: name of a process group of the object.
             known: its name in the model to which FSDP attributes it; "" if it is that model.
         """
-        if (named := self._named.get(identity)) is None:
+        one = self._objects.get(identity)
+        if one is None or (position := one.positions.get(group)) is None:
             return known
-        module = named.module()
+        module = one.module()
         if module is not None and not known:
             known = self._modules.known_name(module)
             if known in ("", ROOT) and (model := self._modules.outermost(sys._getframe())) is not None:
                 self._modules.index(model)
                 known = self._modules.known_name(module)
-        return named.name if known in ("", ROOT) else f"{known} ({named.name})"
+        return position.name if known in ("", ROOT) else f"{known} ({position.name})"
+
+
+def _bits(text: str, kind: int) -> int:
+    """Return the bits of a meaning: 15 bits of a hash, and the kind."""
+    return hash_of(text) & ~1 | kind or 2
 
 
 def _lines(frame: FrameType | None) -> str:

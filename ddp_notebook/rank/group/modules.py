@@ -34,6 +34,7 @@ class Modules:
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}  # names by id, in the largest known model
+        self.version = 0  # of these names
         self.found: dict[tuple[int, int, int], tuple[weakref.ref[torch.nn.Module], str]] = {}  # see `name`
         self._marked: set[int] = set()  # ids of code objects whose `ctx` may have a mark; torch keeps the code alive
         self._watched: list[tuple[Any, Any, Any]] = []  # autograd functions, their own forward, and the marking forward
@@ -170,10 +171,14 @@ class Modules:
             frame = frame.f_back
         return found
 
-    @property
-    def known_names(self) -> list[str]:
-        """Return the names of all modules of the known models."""
-        return [name for _, name in list(self._names.values())]
+    def names_in(self, group: str) -> list[str]:
+        """Return the sorted names of all known modules that have a DTensor as a parameter in this process group.
+
+        Args:
+            group: name of the group.
+        """
+        known = [(reference(), name) for reference, name in list(self._names.values())]
+        return sorted({name for module, name in known if module is not None and group in _groups_of(module)})
 
     def known_name(self, module: torch.nn.Module) -> str:
         """Return the name of a module in the largest known model; "" if none is known."""
@@ -187,6 +192,7 @@ class Modules:
             name: name of the model itself.
         """
         self._names = {key: known for key, known in self._names.items() if known[0]() is not None}
+        self.version += 1
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             self._names[id(model)] = weakref.ref(model), name
             model = cast(torch.nn.Module, model.module)
@@ -195,6 +201,18 @@ class Modules:
             full = _WRAPPERS.sub("", start + key).rstrip(".") or ROOT
             self._names[id(module)] = weakref.ref(module), full
         return self._names
+
+
+def _groups_of(module: torch.nn.Module) -> set[str]:
+    """Return the names of the process groups of a module's own parameters that are DTensors."""
+    from torch.distributed.tensor import DTensor
+
+    parameters: list[Any] = list(module._parameters.values())
+    meshes = {one.device_mesh for one in parameters if isinstance(one, DTensor)}
+    try:
+        return {group.group_name for mesh in meshes for group in mesh.get_all_groups()}
+    except RuntimeError:  # this process is not in the mesh, or the mesh has no groups
+        return set()
 
 
 def _is_replicated(_: Any, placements: Any) -> bool:

@@ -15,18 +15,19 @@ sees a difference before it has started anything. A group needs no more: collect
 | 32 to 47 | hash of operation, dtype and number of elements |
 | 48 to 63 | hash of the meaning; 0 if it is unknown |
 
-A different meaning alone is no error: a program may create equal models in two branches. It is one if both ranks have
-both objects, and use different ones. So each rank also publishes the meanings that it has.
+A different meaning alone is no error: a program may create equal models in two branches, or another model on one rank.
+It is one if both ranks have the same objects in this group, and use different ones. So each rank also publishes
+checksums of its objects.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
-from ddp_notebook.rank.group.identities import HASHES, hash_of
+from ddp_notebook.rank.group.identities import HASHES, Meaning, hash_of
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import threading
 
@@ -37,7 +38,7 @@ _OF_THREAD, _HAS_THREADS, _IS_GUARDED = 1 << 29, 1 << 30, 1 << 31
 SLOTS = 512
 _TEXT_BYTES = 256
 _REASON_BYTES = 1024
-_KNOWN_BYTES = (HASHES + 1) // 8
+_KINDS = 2  # of meanings: objects, and modules of tensor parallel
 _CLAIMS = 1024  # objects whose parameters are compared; of two with the same place only the later one
 _CLAIM_SHIFT, _SORTED_SHIFT, _ORDERED_SHIFT = 48, 32, 16  # bits of a claim; the slot of its description comes last
 
@@ -50,7 +51,7 @@ class Difference(NamedTuple):
     theirs: str
     is_operation: bool  # the operations or sizes differ, or the guard compares only one of the two calls
     is_guarded: bool  # the guard compares both calls
-    is_meaning: bool  # the calls belong to different objects, and both ranks have both objects
+    is_meaning: bool  # the calls belong to different objects, and both ranks have the same objects
     has_threads: bool  # two threads of one of the two ranks use the group
     is_thread: bool  # the main thread calls one of the two, and two threads of both ranks use the group
 
@@ -66,13 +67,13 @@ class Ledger:
     def __init__(self, memory: memoryview, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
         at_reasons = size * _DEPTH * 8
-        at_known = at_reasons + size * (8 + _REASON_BYTES)
-        at_claims = at_known + size * _KNOWN_BYTES
+        at_checksums = at_reasons + size * (8 + _REASON_BYTES)
+        at_claims = at_checksums + size * _KINDS * 8
         at_texts = at_claims + size * _CLAIMS * 8
         self.words = memory[:at_reasons].cast("Q")  # (size, _DEPTH)
         self._lengths = memory[at_reasons : at_reasons + size * 8].cast("Q")  # (size,) checksum | length of reasons
-        self._reasons = memory[at_reasons + size * 8 : at_known]
-        self._known = memory[at_known:at_claims]
+        self._reasons = memory[at_reasons + size * 8 : at_checksums]
+        self._checksums = memory[at_checksums:at_claims].cast("Q")  # (size, _KINDS)
         self._claims = memory[at_claims:at_texts].cast("Q")  # (size, _CLAIMS)
         self._texts = memory[at_texts : count_bytes(size)]
         self.at = rank * _DEPTH
@@ -81,27 +82,28 @@ class Ledger:
         # Entry of calls, and the code that the key refers to by its id.
         self.entries: dict[Any, tuple[int, CodeType | None]] = {}
         self._slot = 0
-        self._own: set[int] = set()  # meanings that this rank has published
         self._adding = threading.Lock()
 
     # ---- calls
 
     def entry(
-        self, text: str, operation: str, meaning: int, *, is_guarded: bool, of_thread: bool, has_threads: bool
+        self, text: str, operation: str, meaning: Meaning, *, is_guarded: bool, of_thread: bool, has_threads: bool
     ) -> int:
         """Publish the description of calls. Return the bits of their words without the number.
 
         Args:
             text: description for the user.
             operation: text that is equal on all ranks.
-            meaning: hash of the meaning; 0 if it is unknown.
+            meaning: of these calls.
             is_guarded: the guard compares these calls.
             of_thread: another thread than the main thread calls them.
             has_threads: two threads of this rank use the group.
         """
         slot = self._add_text(text)
+        if meaning.bits:
+            self._checksums[self._rank * _KINDS + meaning.bits % _KINDS] = meaning.checksum
         flags = _IS_GUARDED * is_guarded | _OF_THREAD * of_thread | _HAS_THREADS * has_threads
-        return slot << _SLOT_SHIFT | flags | hash_of(operation) << _OPERATION_SHIFT | meaning << _MEANING_SHIFT
+        return slot << _SLOT_SHIFT | flags | hash_of(operation) << _OPERATION_SHIFT | meaning.bits << _MEANING_SHIFT
 
     def _add_text(self, text: str) -> int:
         """Publish a description. Return its slot."""
@@ -137,7 +139,7 @@ class Ledger:
         is_operation = bool(difference & (_IS_GUARDED | HASHES << _OPERATION_SHIFT))
         is_thread = bool(difference & _OF_THREAD and mine & theirs & _HAS_THREADS)
         is_meaning = bool(of_mine and of_theirs and of_mine != of_theirs) and all(
-            self._has(one, meaning) for one in (self._rank, rank) for meaning in (of_mine, of_theirs)
+            self._has_same_objects(rank, meaning % _KINDS) for meaning in (of_mine, of_theirs)
         )
         if not (is_operation or is_thread or is_meaning):
             return None
@@ -159,33 +161,25 @@ class Ledger:
         at = (rank * SLOTS + slot) * _TEXT_BYTES
         return bytes(self._texts[at + 1 : at + 1 + self._texts[at]]).decode(errors="ignore")
 
-    # ---- meanings
+    # ---- objects
 
-    def publish(self, meanings: Iterable[int]) -> None:
-        """Publish that this rank has the objects of these meanings."""
-        known, at = self._known, self._rank * _KNOWN_BYTES
-        with self._adding:
-            for meaning in meanings:
-                if meaning not in self._own:
-                    self._own.add(meaning)
-                    known[at + (meaning >> 3)] |= 1 << (meaning & 7)
+    def _has_same_objects(self, rank: int, kind: int) -> bool:
+        """Return whether a rank has the same objects of a kind as this one."""
+        return self._checksums[rank * _KINDS + kind] == self._checksums[self._rank * _KINDS + kind]
 
-    def _has(self, rank: int, meaning: int) -> bool:
-        return bool(self._known[rank * _KNOWN_BYTES + (meaning >> 3)] >> (meaning & 7) & 1)
-
-    def claim(self, identity: int, names: Sequence[str], text: str) -> tuple[int, str] | None:
+    def claim(self, meaning: int, names: Sequence[str], text: str) -> tuple[int, str] | None:
         """Publish the names of an object's parameters, in their order.
 
         Return another rank that has the same names in another order, with its description; None if there is none.
 
         Args:
-            identity: identity of the object.
+            meaning: bits of the object's meaning.
             names: names of its parameters.
             text: description for the user.
         """
         ordered, any_order = hash_of("\n".join(names)), hash_of("\n".join(sorted(names)))
-        word = identity << _CLAIM_SHIFT | any_order << _SORTED_SHIFT | ordered << _ORDERED_SHIFT | self._add_text(text)
-        place = identity % _CLAIMS
+        word = meaning << _CLAIM_SHIFT | any_order << _SORTED_SHIFT | ordered << _ORDERED_SHIFT | self._add_text(text)
+        place = meaning // _KINDS % _CLAIMS
         self._claims[self._rank * _CLAIMS + place] = word
         for rank in range(self._size):
             theirs = self._claims[rank * _CLAIMS + place]
@@ -218,4 +212,4 @@ class Ledger:
 
 def count_bytes(size: int) -> int:
     """Return the size of the memory for a group of this many ranks. Pages are allocated at first use."""
-    return size * (_DEPTH * 8 + 8 + _REASON_BYTES + _KNOWN_BYTES + _CLAIMS * 8 + SLOTS * _TEXT_BYTES)
+    return size * (_DEPTH * 8 + 8 + _REASON_BYTES + _KINDS * 8 + _CLAIMS * 8 + SLOTS * _TEXT_BYTES)

@@ -85,16 +85,18 @@ class Order:
             CollectiveMismatchError: another rank has the same names in another order.
         """
         board = group.board
-        if board is None or (ledger := board.ledger) is None or not identity:
+        if board is None or (ledger := board.ledger) is None:
             return
+        meaning = self._identities.meaning(identity, group.name).bits
         mine = ", ".join(names)
-        if (found := ledger.claim(identity, names, mine)) is None:
+        if not meaning or (found := ledger.claim(meaning, names, mine)) is None:
             return
         other, theirs = found
         orders = {group.ranks[other]: theirs, group.ranks[rank]: mine[: len(theirs)] if len(theirs) > 200 else mine}
         parts = [f"{order} on rank {one}" for one, order in sorted(orders.items())]
+        what = self._identities.name(identity, group.name)
         ledger.end(
-            f"the parameters of {self._identities.name(identity)} have another order on each rank, and ranks would "
+            f"the parameters of {what} have another order on each rank, and ranks would "
             f"exchange different parameters: {'; '.join(parts)}. Create them in the same order on all ranks. The "
             "operations were ended on all ranks; the next cell can use the group"
         )
@@ -105,7 +107,8 @@ class Order:
         """Return the entry of a call in the ledger."""
         kernel, site = call.kernel, call.site
         if site is not None and not call.identity:
-            call.identity = site[6] or (site[0] in MARKED and self._identities.of_name(site[5])) or 0
+            call.identity = site[6]
+        module = site[5] if site is not None and site[0] in MARKED else ""  # of tensor parallel
         tensor = None
         if kernel.at_tensors is not None and not kernel.spec.uneven:
             tensor = call.arguments[kernel.at_tensors]
@@ -114,17 +117,21 @@ class Order:
         dtype, numel = (tensor.dtype, tensor.numel()) if isinstance(tensor, torch.Tensor) else (None, 0)
         code, instruction = (None, 0) if site is None else (site[2], site[3])
         has_threads = len(call.group.threads) > 1
-        key = (id(kernel), dtype, numel, call.identity, id(code), instruction, call.thread, is_guarded, has_threads)
+        what = id(kernel), dtype, numel, call.identity, module
+        key = (*what, id(code), instruction, call.thread, is_guarded, has_threads)
         entries = ledger.entries
         if (known := entries.get(key)) is None:
             if len(entries) >= SLOTS:
                 entries.clear()
-            ledger.publish(self._identities.all)
+            identities, group = self._identities, call.group.name
+            meaning = identities.meaning(call.identity, group)
+            if module and not meaning.bits:
+                meaning = identities.meaning_of_module(module, group)
             operation = f"{kernel.spec.name}{dtype}{numel}"
             entry = ledger.entry(
                 self._describe(call),
                 operation,
-                call.identity,
+                meaning,
                 is_guarded=is_guarded,
                 of_thread=call.thread != MAIN,
                 has_threads=has_threads,
@@ -135,9 +142,8 @@ class Order:
     def _describe(self, call: Call) -> str:
         operation = call.describe()
         about = operation.meaning
-        if call.identity:
-            module = call.site[5] if call.site is not None else ""
-            name = self._identities.name(call.identity, "" if module == ROOT else module)
+        module = call.site[5] if call.site is not None else ""
+        if name := self._identities.name(call.identity, call.group.name, "" if module == ROOT else module):
             about = f"{about.removesuffix(f' of {module}')} of {name}" if about else name
         place = self._place_of(call).partition(", in ")[0]
         inside = ", ".join(filter(None, (operation.what, about, place)))

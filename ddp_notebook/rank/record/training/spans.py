@@ -334,7 +334,7 @@ class TrainingSpans:
             known = self._models.get(model)
             if known is None:
                 name = new_name(model.module, {one.name for one in self._models.values()})
-                identity = self._identities.add(model.module, self._event_buffer.moment.cell)
+                identity = self._identities.add(model.module, self._event_buffer.moment.cell, [model.process_group])
                 known = self._models[model] = Model(model, name, identity)
                 self.models_made += 1
                 self._event_buffer.counts_elements = True
@@ -346,10 +346,13 @@ class TrainingSpans:
             known = {id(one): name for module in modules for name, one in module.named_parameters()}
             names = [known.get(id(one), "") for one in params]
             original(group, params, modules, *args, **named)
-            identity = self._identities.add(modules[0], self._event_buffer.moment.cell)
+            shards = getattr(group.mesh_info, "shard_process_group", None)
+            replicas = getattr(group.mesh_info, "replicate_process_group", None)
+            groups = [one for one in (shards, replicas) if isinstance(one, dist.ProcessGroup)]
+            identity = self._identities.add(modules[0], self._event_buffer.moment.cell, groups)
             setattr(group, IDENTITY, identity)
-            if isinstance(process_group := getattr(group.mesh_info, "shard_process_group", None), dist.ProcessGroup):
-                self._declare(process_group, identity, names)
+            if isinstance(shards, dist.ProcessGroup):
+                self._declare(shards, identity, names)
 
         return __init__
 
