@@ -47,8 +47,9 @@ def waits(
     return RankView(rank=rank, state="waiting", place="cell line 7, in " + name, operation=operation, loop=loop)
 
 
-def loop(steps, batches, ended=()):
-    return LoopFacts(steps=steps, backwards=steps, drawn={"loader": batches}, ended=ended)
+def loop(steps, batches, ended=(), last=None):
+    last = (1, batches) if last is None else last
+    return LoopFacts(steps=steps, backwards=steps, drawn={"loader": batches}, passes={"loader": last}, ended=ended)
 
 
 def at(rank, place="dataset.py:88 in load, from cell line 3"):
@@ -105,6 +106,15 @@ VERDICTS = {
         "steps with "
         "2 batches, and rank 0 waits in step 3. The data of rank 2 ended after 2 batches, and rank 0 has taken 3: put "
         "`with Join([model]):` around the loop, or give all ranks as many batches",
+    ),
+    "ended, in DDP after a pass of equal length": (
+        views(
+            waits(0, "all_reduce", 5, ranks=(0, 2), origin="ddp", loop=loop(4, 5, last=(2, 1))),
+            ended(2, loop=loop(4, 4, ended=("loader",))),
+        ),
+        "rank 2 has ended the cell without all_reduce #5, which rank 0 waits in: rank 2 has made 4 optimizer "
+        "steps with "
+        "4 batches, and rank 0 waits in step 5",
     ),
     "ended, in FSDP with less data": (
         views(

@@ -113,6 +113,18 @@ HANGS = {  # program -> the reason
             "loop, or give all ranks as many batches"
         ),
     ),
+    "a loop over epochs that one rank leaves": (
+        "model, optimizer = make()\ndata = loader(2)\nfor epoch in range(3):\n"
+        "    train(model, optimizer, data)\n    if rank == 1: break",
+        _IN.format("all_reduce") + _STEPS.format("2 optimizer steps with 2 batches"),
+    ),
+    "less data in the second epoch": (
+        "model, optimizer = make()\nfor epoch in range(2):\n    train(model, optimizer, data := loader(3 - rank * epoch))",
+        _IN.format("all_reduce")
+        + ".*"
+        + re.escape("The data of rank 1 ended after 2 batches, and rank 0 has taken 3: put `with Join([model]):`")
+        + ".*",
+    ),
     "less data in FSDP": (
         "train(*make(fully_shard), loader(3 - rank))",
         _IN.format("all_gather_single")
@@ -184,6 +196,10 @@ ARRIVES = {  # programs in which a rank has ended the cell, and another rank wai
     "a thread": (
         "def work(): time.sleep(1.5); dist.all_reduce(torch.ones(3))\n"
         "if rank: threading.Thread(target=work).start()\nelse: dist.all_reduce(torch.ones(3))"
+    ),
+    "a thread with a name like ours": (
+        "def work(): time.sleep(1.5); dist.all_reduce(torch.ones(3))\n"
+        "if rank: threading.Thread(target=work, name='ddp-server').start()\nelse: dist.all_reduce(torch.ones(3))"
     ),
     "a timer": "if rank: threading.Timer(1.5, dist.barrier).start()\nelse: dist.barrier()",
     "a task": (

@@ -214,7 +214,7 @@ PROGRAMS = {
     ),
     "number of split sizes": Program(
         "dist.all_to_all_single(torch.empty(4), torch.ones(4), [1, 2, 1], [2, 2])",
-        "output_split_sizes=[1, 2, 1] has one number too many or too few for the 2 ranks of the group: pass 2 numbers",
+        "output_split_sizes=[1, 2, 1] has 3 numbers, and the group has 2 ranks: pass 2 numbers",
     ),
     "sum of split sizes": Program(
         "dist.all_to_all_single(torch.empty(4), torch.ones(4), [2, 2], [1, 2])",
@@ -352,6 +352,11 @@ PROGRAMS = {
         "dist.all_reduce(x, group='tp')",
         "group=tp is no process group: pass the return value of dist.new_group, or mesh.get_group()",
     ),
+    "destroyed group": Program(
+        "group = dist.new_group()\ndist.destroy_process_group(group)\ndist.get_backend(group)",
+        "torch does not know this process group any more, as after destroy_process_group(group): call "
+        "g = dist.new_group(ranks) on all ranks again, and pass group=g",
+    ),
     "list as a group": Program(
         "dist.all_reduce(x, group=[0, 1])",
         "group= got a list of ranks instead of a process group: call g = dist.new_group(ranks) once on all "
@@ -403,6 +408,19 @@ PROGRAMS = {
         "before DDP(model), or pass find_unused_parameters=True to DDP",
         "left.* got no gradient on rank 1 in the last backward of this model: use them in the loss, freeze them "
         "before DDP(model), or pass find_unused_parameters=True to DDP",
+    ),
+    "unused outputs": Program(
+        "class Output:\n    def __init__(self, y): self.y = y\n"
+        "class Both(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)\n"
+        "    def forward(self, x): return Output(self.a(x) if rank == 0 else self.b(x))\n"
+        "model = DDP(Both(), find_unused_parameters=True)\nmodel(xx).y.sum().backward()\nmodel(xx)",
+        "b.* got no gradient on rank 0 in the last backward, and DDP found them in the graph of the outputs, or found "
+        "no tensor in the outputs: use all outputs in the loss, and return them as tensors, tuples, lists, dicts or "
+        "dataclasses",
+        "a.* got no gradient on rank 1 in the last backward, and DDP found them in the graph of the outputs, or found "
+        "no tensor in the outputs: use all outputs in the loss, and return them as tensors, tuples, lists, dicts or "
+        "dataclasses",
     ),
     "checkpointed twice in one backward": Program(
         "model = DDP(Twice(), find_unused_parameters=True)\nmodel(xx.clone().requires_grad_()).sum().backward()",

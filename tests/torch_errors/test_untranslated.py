@@ -119,6 +119,14 @@ _BY_ANOTHER_CAUSE = {
     "a scalar type": "torch.linalg.inv(torch.ones(2, 2, dtype=torch.int64))",
     "not none elsewhere": "from torch.utils._typing_utils import not_none\nnot_none(None)",
     "a program that asserts": "assert False, 'FSDP does not support deepcopy.'",
+    "a group in a spawned worker": (
+        "import torch.utils.data as data, sys\n"
+        "open(f'{folder}_spawned.py', 'w').write('''import torch, torch.distributed as dist, torch.utils.data\n"
+        "class Ranked(torch.utils.data.Dataset):\n    def __len__(self): return 4\n"
+        "    def __getitem__(self, index): return dist.get_rank()''')\n"
+        "sys.path.insert(0, os.path.dirname(folder)); from none_spawned import Ranked\n"
+        "first(Ranked(), num_workers=1, multiprocessing_context='spawn')"
+    ),
     "no samples": "first(Samples(lambda index: {}[index]))",
 }
 

@@ -52,7 +52,7 @@ class BackgroundCode:
         busy = self._in_operations()
         for thread in threading.enumerate():
             number = thread.ident or 0
-            if number == self._main or thread in self._first or thread.name.startswith("ddp-"):
+            if number == self._main or thread in self._first or _is_ours(thread, frames.get(number)):
                 continue
             if number in busy or _is_timer(thread) or (number in frames and _may_act(frames[number])):
                 return self._where.of_thread(number)
@@ -65,6 +65,18 @@ class BackgroundCode:
             code = getattr(coroutine, "cr_code", None)
             if code is not None and not _is_harmless(code.co_filename):
                 yield f"task {task.get_name()!r} in {code.co_name}"
+
+
+def _is_ours(thread: Any, frame: FrameType | None) -> bool:
+    """Return whether this package has started a thread. The user may have given a thread such a name, too."""
+    if not thread.name.startswith("ddp-"):
+        return False
+    first = OURS
+    while frame is not None:
+        if frame.f_code.co_filename != threading.__file__:
+            first = frame.f_code.co_filename
+        frame = frame.f_back
+    return first.startswith(OURS)
 
 
 def _is_timer(thread: Any) -> bool:

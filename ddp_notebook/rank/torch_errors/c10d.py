@@ -107,7 +107,7 @@ def _split_count(raised: Raised, _: Mapping[str, str]) -> Values | None:
     for name in ("input_split_sizes", "output_split_sizes"):
         given = raised.argument(name)
         if given and len(given) != size:
-            return {"name": name, "given": list(given), "size": size}
+            return {"name": name, "given": list(given), "count": len(given), "size": size}
     return None
 
 
@@ -375,7 +375,7 @@ ENTRIES = (
         kind="RuntimeError",
         where=_C10D + "all_to_all_single$",
         facts=_split_count,
-        cause="{name}={given} has one number too many or too few for the {size} ranks of the group",
+        cause="{name}={given} has {count} numbers, and the group has {size} ranks",
         fix="pass {size} numbers",
     ),
     KnownError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch.distributed import get_world_size
+from torch.distributed import ProcessGroup, get_world_size
 
 from ddp_notebook.rank.torch_errors.known_error import KnownError, Values
 from ddp_notebook.rank.torch_errors.raised import Raised
@@ -37,12 +37,25 @@ def _key(found: Mapping[str, str]) -> Values:
     return {"key": found.get("keys", "").rpartition("/")[2]}
 
 
+def _of_this_process(raised: Raised, _: Mapping[str, str]) -> Values | None:
+    return {} if raised.frames else None  # otherwise a worker process of a DataLoader has raised it
+
+
+def _is_group(raised: Raised, _: Mapping[str, str]) -> Values | None:
+    return {} if isinstance(raised.local(_C10D + "get_backend$", "group"), ProcessGroup) else None
+
+
+def _is_no_group(raised: Raised, found: Mapping[str, str]) -> Values | None:
+    return {} if _is_group(raised, found) is None else None
+
+
 ENTRIES = (
     KnownError(
         name="no default group",
         text="Default process group has not been initialized, please make sure to call init_process_group.",
         kind="ValueError RuntimeError",
         where=_C10D + "_get_default_group$",
+        facts=_of_this_process,
         cause="this rank has no default group, because it was destroyed",
         fix="dist.init_process_group() on all ranks forms it again",
     ),
@@ -95,8 +108,18 @@ ENTRIES = (
         text="Process group {group} is not initialized in the world group map.",
         kind="ValueError",
         where=_C10D + "get_backend$",
+        facts=_is_no_group,
         cause="group={group} is no process group",
         fix="pass the return value of dist.new_group, or mesh.get_group()",
+    ),
+    KnownError(
+        name="destroyed group",
+        text="Process group {group} is not initialized in the world group map.",
+        kind="ValueError",
+        where=_C10D + "get_backend$",
+        facts=_is_group,
+        cause="torch does not know this process group any more, as after destroy_process_group(group)",
+        fix="call g = dist.new_group(ranks) on all ranks again, and pass group=g",
     ),
     KnownError(
         name="list as a group",

@@ -10,7 +10,7 @@ from torch.distributed import get_rank
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.torch_errors import parameter_names
-from ddp_notebook.rank.torch_errors.known_error import KnownError, Values
+from ddp_notebook.rank.torch_errors.known_error import Facts, KnownError, Values
 from ddp_notebook.rank.torch_errors.raised import Raised
 from ddp_notebook.stdlib import re
 
@@ -28,6 +28,16 @@ def _unused(raised: Raised, found: Mapping[str, str]) -> Values | None:
     if not indices or max(indices) >= len(known):
         return None
     return {"names": parameter_names.parameters([known[index] for index in indices], known)}
+
+
+def _unused_if(looks_for_them: bool) -> Facts:
+    """Return facts of unused parameters in a model with this value of `find_unused_parameters`."""
+
+    def facts(raised: Raised, found: Mapping[str, str]) -> Values | None:
+        model = raised.local(_DDP + "(_pre_forward|forward)$", "self")
+        return _unused(raised, found) if getattr(model, "find_unused_parameters", None) is looks_for_them else None
+
+    return facts
 
 
 def _in_checkpoint(raised: Raised, _: Mapping[str, str]) -> Values | None:
@@ -133,9 +143,20 @@ ENTRIES = (
         "which did not receive grad for rank {rank:d}: {indices}",
         kind="RuntimeError",
         where=_DDP + "(_pre_forward|forward)$",
-        facts=_unused,
+        facts=_unused_if(False),
         cause="{names} got no gradient on rank {rank} in the last backward of this model",
         fix="use them in the loss, freeze them before DDP(model), or pass find_unused_parameters=True to DDP",
+    ),
+    KnownError(
+        name="unused outputs",
+        text="Expected to have finished reduction in the prior iteration before starting a new one.{}Parameter indices "
+        "which did not receive grad for rank {rank:d}: {indices}",
+        kind="RuntimeError",
+        where=_DDP + "(_pre_forward|forward)$",
+        facts=_unused_if(True),
+        cause="{names} got no gradient on rank {rank} in the last backward, and DDP found them in the graph of the "
+        "outputs, or found no tensor in the outputs",
+        fix="use all outputs in the loss, and return them as tensors, tuples, lists, dicts or dataclasses",
     ),
     KnownError(
         name="checkpointed twice in one backward",

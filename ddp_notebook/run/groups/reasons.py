@@ -20,7 +20,8 @@ class LoopFacts:
     steps: int  # optimizer steps
     backwards: int = 0
     drawn: Mapping[str, int] = field(default_factory=dict)  # batches by loader
-    ended: Sequence[str] = ()  # loaders whose last iterator has ended
+    passes: Mapping[str, Sequence[int]] = field(default_factory=dict)  # number of the last pass, and its batches
+    ended: Sequence[str] = ()  # loaders whose last pass has ended
 
     @property
     def words(self) -> str:
@@ -160,8 +161,9 @@ def loop_facts(views: Views, missing: Sequence[int], waiters: Sequence[int], ope
         return ""
     facts = f": {list_ranks(missing[:1])} has made {ended.words}, and rank {waiters[0]} waits in step {waits.steps + 1}"
     for name in sorted(ended.ended):
-        fewer, more = ended.drawn.get(name, 0), waits.drawn.get(name, 0)
-        if fewer < more:
+        number, fewer = ended.passes.get(name, (0, 0))
+        its_number, more = waits.passes.get(name, (0, 0))
+        if number == its_number and fewer < more:
             facts += f". The data of rank {missing[0]} ended after {_count(fewer, 'batch', 'batches')}, and rank "
             facts += f"{waiters[0]} has taken {more}"
             return facts + (_JOIN if operation.origin == "ddp" else _NO_JOIN)

@@ -101,7 +101,7 @@ class Loaders:
             epoch = self._epochs[iterator] = _Epoch(name, loader.num_workers > 0)
             if epoch.has_workers:
                 self._put(_WORKERS, name, began_ns, -1)
-        self._loop_counts.ended.discard(name)
+        self._loop_counts.begin(name)
         self._last = weakref.ref(iterator), epoch
         if name not in self.told:
             self.told.add(name)
