@@ -119,7 +119,7 @@ HANGS = {  # program -> the reason
         _IN.format("all_reduce") + _STEPS.format("2 optimizer steps with 2 batches"),
     ),
     "less data in the second epoch": (
-        "model, optimizer = make()\nfor epoch in range(2):\n    train(model, optimizer, data := loader(3 - rank * epoch))",
+        "model, optimizer = make()\nfor epoch in range(2): train(model, optimizer, loader(3 - rank * epoch))",
         _IN.format("all_reduce")
         + ".*"
         + re.escape("The data of rank 1 ended after 2 batches, and rank 0 has taken 3: put `with Join([model]):`")

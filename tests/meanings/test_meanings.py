@@ -59,9 +59,12 @@ def test_nothing_is_said_of_right_programs_on_four_ranks(make_session_alone, cap
     assert "ddp_notebook: " not in capsys.readouterr().err
 
 
-def test_deleted_objects_are_forgotten():
+def test_deleted_objects_are_forgotten(monkeypatch):
+    monkeypatch.setattr("ddp_notebook.rank.group.identities._MOST", 10)
     identities = Identities(Modules())
-    assert all(identities.add(torch.nn.Identity(), 1, []) for _ in range(20_001))
+    assert all(identities.add(torch.nn.Identity(), 1, []) for _ in range(30))
+    kept = [torch.nn.Identity() for _ in range(20)]
+    assert sum(identities.add(one, 2, []) > 0 for one in kept) == 10
 
 
 @pytest.mark.long

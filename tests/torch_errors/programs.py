@@ -409,18 +409,14 @@ PROGRAMS = {
         "left.* got no gradient on rank 1 in the last backward of this model: use them in the loss, freeze them "
         "before DDP(model), or pass find_unused_parameters=True to DDP",
     ),
-    "unused outputs": Program(
-        "class Output:\n    def __init__(self, y): self.y = y\n"
-        "class Both(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)\n"
-        "    def forward(self, x): return Output(self.a(x) if rank == 0 else self.b(x))\n"
-        "model = DDP(Both(), find_unused_parameters=True)\nmodel(xx).y.sum().backward()\nmodel(xx)",
-        "b.* got no gradient on rank 0 in the last backward, and DDP found them in the graph of the outputs, or found "
-        "no tensor in the outputs: use all outputs in the loss, and return them as tensors, tuples, lists, dicts or "
-        "dataclasses",
-        "a.* got no gradient on rank 1 in the last backward, and DDP found them in the graph of the outputs, or found "
-        "no tensor in the outputs: use all outputs in the loss, and return them as tensors, tuples, lists, dicts or "
-        "dataclasses",
+    "backward past the outputs": Program(
+        "class Both(Two):\n    def forward(self, x): return self.left(x) + self.right(x)\n"
+        "model = DDP(Both(), find_unused_parameters=True)\nmodel(xx)\n"
+        "model.module.left(xx).sum().backward()\nmodel(xx)",
+        "right.* got no gradient on rank 0 in the last backward of this model, but outputs of its forward depend on "
+        "them: compute the loss from these outputs, and call backward() without inputs=",
+        "right.* got no gradient on rank 1 in the last backward of this model, but outputs of its forward depend on "
+        "them: compute the loss from these outputs, and call backward() without inputs=",
     ),
     "checkpointed twice in one backward": Program(
         "model = DDP(Twice(), find_unused_parameters=True)\nmodel(xx.clone().requires_grad_()).sum().backward()",

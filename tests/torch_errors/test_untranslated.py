@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
 from ddp_notebook import api
 from ddp_notebook.errors import COLORS, RankError
 from ddp_notebook.rank.torch_errors import catalogue
+from ddp_notebook.rank.torch_errors.raised import Raised
 from tests.torch_errors.programs import SETUP
 
 _FIELD = re.compile(r"\{[^{}]*\}")
@@ -119,14 +121,6 @@ _BY_ANOTHER_CAUSE = {
     "a scalar type": "torch.linalg.inv(torch.ones(2, 2, dtype=torch.int64))",
     "not none elsewhere": "from torch.utils._typing_utils import not_none\nnot_none(None)",
     "a program that asserts": "assert False, 'FSDP does not support deepcopy.'",
-    "a group in a spawned worker": (
-        "import torch.utils.data as data, sys\n"
-        "open(f'{folder}_spawned.py', 'w').write('''import torch, torch.distributed as dist, torch.utils.data\n"
-        "class Ranked(torch.utils.data.Dataset):\n    def __len__(self): return 4\n"
-        "    def __getitem__(self, index): return dist.get_rank()''')\n"
-        "sys.path.insert(0, os.path.dirname(folder)); from none_spawned import Ranked\n"
-        "first(Ranked(), num_workers=1, multiprocessing_context='spawn')"
-    ),
     "no samples": "first(Samples(lambda index: {}[index]))",
 }
 
@@ -173,3 +167,10 @@ def test_a_sentence_would_be_found(ranks):
     with pytest.raises(RankError) as failed:
         ranks.run("dist.broadcast(x)", quiet=True)
     assert len(sentences_in(failed, "dist.broadcast(x)")) == 2, "cause and fix"
+
+
+def test_a_spawned_worker_has_never_had_a_group():
+    entry = next(one for one in catalogue.entries() if one.name == "no default group")
+    place = "torch.distributed.distributed_c10d:_get_default_group"
+    assert entry.explain(Raised("ValueError", entry.text, place)) == "", "without frames another process has raised it"
+    assert entry.explain(Raised("ValueError", entry.text, place, [sys._getframe()])).startswith("this rank has no")

@@ -148,15 +148,15 @@ ENTRIES = (
         fix="use them in the loss, freeze them before DDP(model), or pass find_unused_parameters=True to DDP",
     ),
     KnownError(
-        name="unused outputs",
+        name="backward past the outputs",
         text="Expected to have finished reduction in the prior iteration before starting a new one.{}Parameter indices "
         "which did not receive grad for rank {rank:d}: {indices}",
         kind="RuntimeError",
         where=_DDP + "(_pre_forward|forward)$",
         facts=_unused_if(True),
-        cause="{names} got no gradient on rank {rank} in the last backward, and DDP found them in the graph of the "
-        "outputs, or found no tensor in the outputs",
-        fix="use all outputs in the loss, and return them as tensors, tuples, lists, dicts or dataclasses",
+        cause="{names} got no gradient on rank {rank} in the last backward of this model, but outputs of its forward "
+        "depend on them",
+        fix="compute the loss from these outputs, and call backward() without inputs=",
     ),
     KnownError(
         name="checkpointed twice in one backward",
