@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ddp_notebook.errors import RankError
-from ddp_notebook.rank.group.identities import Identities
+from ddp_notebook.rank.group.guard.ledger import Ledger, count_bytes
+from ddp_notebook.rank.group.identities import Identities, Meaning
 from ddp_notebook.rank.group.modules import Modules
 from tests.meanings.programs import (
     QUICK,
@@ -79,3 +80,16 @@ def test_groups_that_overlap_are_compared_separately(make_session_alone, capsys)
             ranks.run(code, timeout_s=60)
         assert str(caught.value).startswith("CollectiveMismatchError: ")
         assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_descriptions_of_many_modules_stay():
+    memory = memoryview(bytearray(count_bytes(2)))
+    first, second = Ledger(memory, 0, 2), Ledger(memory, 1, 2)
+    kinds = {"is_guarded": False, "of_thread": False, "has_threads": False}
+    assert first.claim(2, ["a", "b"], "a, b") is None
+    entries = [first.entry(f"call {number}", f"operation {number}", Meaning(0, 0), **kinds) for number in range(2000)]
+    other = second.entry("another", "another", Meaning(0, 0), **kinds)
+    first.post(1, entries[0])
+    found = second.post(1, other)
+    assert found is not None and (found.theirs, found.mine) == ("call 0", "another")
+    assert second.claim(2, ["b", "a"], "b, a") == (0, "a, b")

@@ -7,8 +7,8 @@ sees a difference before it has started anything. A group needs no more: collect
 
 | bits of a word | content |
 |---|---|
-| 0 to 19 | number of the call in its group |
-| 20 to 28 | slot of the description |
+| 0 to 16 | number of the call in its group |
+| 17 to 28 | slot of the description |
 | 29 | another thread than the main thread calls it |
 | 30 | two threads of this rank use the group |
 | 31 | the guard compares this call |
@@ -32,15 +32,15 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import threading
 
 _DEPTH = 512  # calls that a rank may be ahead of another one and are still compared
-NUMBER = 0xFFFFF
-_SLOT_SHIFT, _THREAD_SHIFT, _OPERATION_SHIFT, _MEANING_SHIFT = 20, 29, 32, 48
+NUMBER = 0x1FFFF
+_SLOT_SHIFT, _THREAD_SHIFT, _OPERATION_SHIFT, _MEANING_SHIFT = 17, 29, 32, 48
 _OF_THREAD, _HAS_THREADS, _IS_GUARDED = 1 << 29, 1 << 30, 1 << 31
-SLOTS = 512
+SLOTS = 4096  # descriptions; a model of several hundred modules has one for each operation of each module
 _TEXT_BYTES = 256
 _REASON_BYTES = 1024
 _KINDS = 2  # of meanings: objects, and modules of tensor parallel
 _CLAIMS = 1024  # objects whose parameters are compared; of two with the same place only the later one
-_CLAIM_SHIFT, _SORTED_SHIFT, _ORDERED_SHIFT = 48, 32, 16  # bits of a claim; the slot of its description comes last
+_CLAIM_SHIFT, _SORTED_SHIFT, _ORDERED_SHIFT = 48, 32, 16  # bits of a claim
 
 
 class Difference(NamedTuple):
@@ -75,6 +75,7 @@ class Ledger:
         self._reasons = memory[at_reasons + size * 8 : at_checksums]
         self._checksums = memory[at_checksums:at_claims].cast("Q")  # (size, _KINDS)
         self._claims = memory[at_claims:at_texts].cast("Q")  # (size, _CLAIMS)
+        # (size, SLOTS + _CLAIMS): descriptions of calls, then of claims.
         self._texts = memory[at_texts : count_bytes(size)]
         self.at = rank * _DEPTH
         beside = {(rank + 1) % size, (rank - 1) % size}  # all words are equal if those of neighbours are
@@ -109,11 +110,14 @@ class Ledger:
         """Publish a description. Return its slot."""
         with self._adding:
             slot = self._slot = (self._slot + 1) % SLOTS
-            at = (self._rank * SLOTS + slot) * _TEXT_BYTES
-            data = text.encode()[: _TEXT_BYTES - 1]
-            self._texts[at + 1 : at + 1 + len(data)] = data
-            self._texts[at] = len(data)
+            self._put_text(slot, text)
         return slot
+
+    def _put_text(self, slot: int, text: str) -> None:
+        at = (self._rank * (SLOTS + _CLAIMS) + slot) * _TEXT_BYTES
+        data = text.encode()[: _TEXT_BYTES - 1]
+        self._texts[at + 1 : at + 1 + len(data)] = data
+        self._texts[at] = len(data)
 
     def post(self, number: int, entry: int) -> Difference | None:
         """Post a call that is about to start. Return how it differs from the call of a rank that was earlier.
@@ -158,7 +162,7 @@ class Ledger:
         return self._slot_text(rank, word >> _SLOT_SHIFT & SLOTS - 1)
 
     def _slot_text(self, rank: int, slot: int) -> str:
-        at = (rank * SLOTS + slot) * _TEXT_BYTES
+        at = (rank * (SLOTS + _CLAIMS) + slot) * _TEXT_BYTES
         return bytes(self._texts[at + 1 : at + 1 + self._texts[at]]).decode(errors="ignore")
 
     # ---- objects
@@ -178,13 +182,14 @@ class Ledger:
             text: description for the user.
         """
         ordered, any_order = hash_of("\n".join(names)), hash_of("\n".join(sorted(names)))
-        word = meaning << _CLAIM_SHIFT | any_order << _SORTED_SHIFT | ordered << _ORDERED_SHIFT | self._add_text(text)
+        word = meaning << _CLAIM_SHIFT | any_order << _SORTED_SHIFT | ordered << _ORDERED_SHIFT
         place = meaning // _KINDS % _CLAIMS
+        self._put_text(SLOTS + place, text)
         self._claims[self._rank * _CLAIMS + place] = word
         for rank in range(self._size):
             theirs = self._claims[rank * _CLAIMS + place]
             if theirs >> _SORTED_SHIFT == word >> _SORTED_SHIFT and (theirs ^ word) >> _ORDERED_SHIFT:
-                return rank, self._slot_text(rank, theirs & SLOTS - 1)
+                return rank, self._slot_text(rank, SLOTS + place)
         return None
 
     # ---- the end
@@ -212,4 +217,4 @@ class Ledger:
 
 def count_bytes(size: int) -> int:
     """Return the size of the memory for a group of this many ranks. Pages are allocated at first use."""
-    return size * (_DEPTH * 8 + 8 + _REASON_BYTES + _KINDS * 8 + _CLAIMS * 8 + SLOTS * _TEXT_BYTES)
+    return size * (_DEPTH * 8 + 8 + _REASON_BYTES + _KINDS * 8 + _CLAIMS * 8 + (SLOTS + _CLAIMS) * _TEXT_BYTES)
