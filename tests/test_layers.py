@@ -318,7 +318,7 @@ def test_a_start_imports_no_other_way_of_starting():
 
 # Files of this package with functions that run for a cell, in the main thread and in the one that reads text of ranks.
 # (The recording of earlier cells arrives in other threads.)
-MOST_TOUCHED = 40
+MOST_TOUCHED = 38
 PASS = """
 import sys, threading
 touched, counts, package = set(), False, "/ddp_notebook/"
@@ -349,6 +349,56 @@ def test_a_session_imports_only_its_launcher_and_few_files():
     assert {name for name in modules if name.startswith(ON_USE)} == set()
     assert any(name.endswith("run/cells/watch.py") for name in touched)
     assert len(touched) <= MOST_TOUCHED, sorted(touched)
+
+
+# The same on a rank, in its main thread and in its agent, from the arrival of the cell until its end was sent.
+MOST_TOUCHED_ON_RANK = 37
+PROFILE = """
+def _profile():
+    import builtins, gc, sys
+    from ddp_notebook.rank.cell import interpreter
+    from ddp_notebook.wire.endpoint import Endpoint
+    touched, package, set_profile = set(), "/ddp_notebook/", interpreter.setprofile
+    builtins.touched = touched
+
+    def profile(frame, event, _):
+        if package in frame.f_code.co_filename:
+            touched.add(frame.f_code.co_filename.rpartition(package)[2])
+
+    def receive(*message):  # in the agent's thread
+        set_profile(profile)
+        received(*message)
+
+    [endpoint] = [one for one in gc.get_objects() if type(one) is Endpoint]
+    received, endpoint._receive = endpoint._receive, receive
+    interpreter.setprofile = lambda _: None  # the profile function stays after the cell
+    set_profile(profile)
+
+_profile()
+"""
+PASS_ON_RANK = f"""
+import sys, ddp_notebook
+session = ddp_notebook.start(2)
+session.run({PROFILE!r})
+str(session.status())  # a message to the agents
+session.run("pass"), session.run("pass")
+found = []
+for _ in range(3):  # a request of the notebook may arrive during one of them
+    session.run("touched.clear()")
+    session.run("pass")
+    session.run("files = sorted(touched)")
+    found += session.pull("files").values()
+session.stop()
+sys.modules.update({{f"touched:{{file}}": sys for file in set(found[0]).intersection(*found)}})
+"""
+
+
+@pytest.mark.long
+def test_a_pass_runs_code_of_few_files_on_a_rank():
+    touched = {name.removeprefix("touched:") for name in loaded_by(PASS_ON_RANK) if name.startswith("touched:")}
+
+    assert {"rank/cell/inbox.py", "rank/cell/runner.py", "rank/group/network.py"} <= touched
+    assert len(touched) <= MOST_TOUCHED_ON_RANK, sorted(touched)
 
 
 @pytest.mark.slow

@@ -146,7 +146,10 @@ class DirectCluster(Cluster):
 
     @property
     def unheard(self) -> dict[int, str]:
-        return self._losses.unheard
+        if not any(host.is_unreachable for host in self._hosts.values()):  # the usual case, before each cell
+            return {}
+        processes = self._processes.by_rank.values()
+        return {process.rank: why for process in processes if (why := process.host.unheard)}
 
     def give_up(self, why: str, ranks: Sequence[int] | None = None) -> None:
         self._losses.give_up(why, self.ranks if ranks is None else ranks)

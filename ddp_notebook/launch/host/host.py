@@ -77,7 +77,7 @@ class Hearing:
     @property
     def silent_s(self) -> float:
         """Seconds since the last data from the host, whatever its server does."""
-        return min(self._unheard_s, self._transport.silent_s)
+        return min(self._unheard_s, self._transport.silent_s) if self._unheard_s else 0.0
 
     @property
     def is_unreachable(self) -> bool:

@@ -51,14 +51,6 @@ class LostRanks:
         hosts = list(self._hosts.values())
         return next((host for host in hosts if host.is_alive), hosts[0])
 
-    @property
-    def unheard(self) -> dict[int, str]:
-        """Ranks on unreachable hosts that may come back, with a description for each."""
-        if not any(host.is_unreachable for host in self._hosts.values()):  # the usual case, before each cell
-            return {}
-        processes = self._processes.by_rank.values()
-        return {process.rank: why for process in processes if (why := process.host.unheard)}
-
     def give_up(self, why: str, ranks: Sequence[int]) -> None:
         """Declare unreachable hosts of these ranks lost. Returns when their ranks are known to be dead.
 

@@ -28,7 +28,7 @@ class FindingsFeature(Feature):
             self._steps.begin_cell()
 
     def cell_ends(self) -> None:
-        if self._steps is not None:
+        if self._steps is not None and self._steps.operations.calls:
             self._steps.operations.end_cell()  # before the core forgets the calls
 
     def cell_facts(self) -> Sequence[Sequence[Any]]:

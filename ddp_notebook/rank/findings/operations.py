@@ -41,12 +41,8 @@ class Operations:
         self._line = line
         self._step = step
         self._values = values
-        self._calls: dict[int, tuple[Call, _Tensors]] = {}
+        self.calls: dict[int, tuple[Call, _Tensors]] = {}  # those without a wait so far
         around(torch.distributed.Work, "get_future", self._around_get_future)
-
-    def begin_cell(self) -> None:
-        """Forget the calls of the last cell."""
-        self._calls.clear()
 
     def begun(self, call: Call) -> None:
         """Keep the value of a collective."""
@@ -57,20 +53,20 @@ class Operations:
         tell(self._issued, call)
 
     def _issued(self, call: Call) -> None:
-        if not _is_of_user(call) or call.backward is not None or len(self._calls) >= _MOST:
+        if not _is_of_user(call) or call.backward is not None or len(self.calls) >= _MOST:
             return
         at = call.kernel.at_tensors
         tensors = flat(call.arguments[at]) if at is not None and call.arguments else ()
         is_plain = not torch.is_inference_mode_enabled()
         versions: _Tensors = [(weakref.ref(one), one._version) for one in tensors if is_plain and _is_whole(one)]
-        self._calls[id(call)] = call, versions
+        self.calls[id(call)] = call, versions
 
     def waited(self, call: Call) -> None:
         """Look at the tensors of a call before its wait returns."""
         tell(self._waited, call)
 
     def _waited(self, call: Call) -> None:
-        found = self._calls.pop(id(call), None)
+        found = self.calls.pop(id(call), None)
         if found is None or found[0] is not call:
             return
         for reference, version in found[1]:
@@ -83,26 +79,26 @@ class Operations:
         tell(self._forgotten, call)
 
     def _forgotten(self, call: Call) -> None:
-        found = self._calls.pop(id(call), None)
+        found = self.calls.pop(id(call), None)
         if found is None or found[0] is not call or call.kernel.spec.kind == "send" or not call.is_dropped:
             return
         self._note("never-waited", self._step(), call=call.kernel.spec.name, line=self._line(call))
 
     def _around_get_future(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def get_future(work: Any) -> Any:
-            if self._calls and not str(_getframe(1).f_globals.get("__name__")).startswith(_OWN):
-                for key, (call, _) in list(self._calls.items()):
+            if self.calls and not str(_getframe(1).f_globals.get("__name__")).startswith(_OWN):
+                for key, (call, _) in list(self.calls.items()):
                     if call.work is work:  # the user may wait for the future instead
-                        self._calls.pop(key, None)
+                        self.calls.pop(key, None)
             return original(work)
 
         return passed_over(get_future)
 
     def end_cell(self) -> None:
         """Note the calls that the cell has dropped."""
-        for call, _ in list(self._calls.values()):
+        for call, _ in list(self.calls.values()):
             self.forgotten(call)
-        self._calls.clear()
+        self.calls.clear()
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

@@ -44,6 +44,7 @@ class Passes:
 
     def __init__(self, note: Callable[..., None]) -> None:
         self._note = note
+        self.are_used = False  # a loader was used in the cell
         self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()  # last pass by sampler
         self._draws: weakref.WeakKeyDictionary[Any, _Draws] = weakref.WeakKeyDictionary()  # by iterator
         self._last: _Draws | None = None
@@ -55,17 +56,17 @@ class Passes:
 
     def begin_cell(self) -> None:
         """Forget the passes of the last cell."""
-        if self._passes or self._running:
-            self._passes.clear()
-            self._running.clear()
-        if self._last is not None:
-            self._draws.clear()
-            self.draws = []
-            self._last = self._position = None
-            self._numbers = self.last_step = 0
+        self._passes.clear()
+        self._running.clear()
+        self._draws.clear()
+        self.draws = []
+        self._last = self._position = None
+        self._numbers = self.last_step = 0
+        self.are_used = False
 
     def begin(self, loader: Any, iterator: Any, steps: int) -> None:
         """Start a pass. Notes one that repeats the order of the last one, if both are used for training."""
+        self.are_used = True
         sampler = sampler_of(loader)
         if sampler is None or not sampler.shuffle or sampler.num_replicas < 2:
             return
@@ -95,7 +96,7 @@ class Passes:
             last = self._draws.get(iterator)
             if last is None:
                 last = self._draws[iterator] = _Draws(iterator)
-            self._last = last
+            self._last, self.are_used = last, True
         last.count += 1
 
     def note_backward(self) -> None:

@@ -114,12 +114,15 @@ class StepFacts(StepObserver):
             self._wrapped = None
             self._unheld.begin_cell()
         self._facts.clear()
-        self._has_bad_loss, self._of_inputs = False, None
-        self._batches.begin_cell()
-        self.operations.begin_cell()
+        self._has_bad_loss = False
+        if self._of_inputs is not None:
+            self._of_inputs = None
+            self._batches.begin_cell()
+        self.operations.calls.clear()
         self._values.begin_cell()
         self._elements = self._event_buffer.elements
-        self.passes.begin_cell()
+        if self.passes.are_used:
+            self.passes.begin_cell()
 
     def end_cell(self, *, trains_apart: bool) -> Sequence[Sequence[Any]]:
         """Return the facts of the cell: name, step and details of each."""

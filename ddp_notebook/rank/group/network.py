@@ -220,8 +220,8 @@ class Network:
         Args:
             groups_made: least number of groups to count from.
         """
-        self.connections.count_groups_from(groups_made)
-        self._groups_before = self.connections.groups_made
+        _count_groups_from(groups_made)
+        self._groups_before = _groups_made()
         self._cell = self._last_cell = cell
         self.children.seen = None
         self._progress.begin()
@@ -245,7 +245,7 @@ class Network:
         """
         self._cell = None
         apart: dict[str, Any] = {"trains_apart": how} if (how := self._progress.trains_apart) else {}
-        if (made := self.connections.groups_made) != self._groups_before:
+        if (made := _groups_made()) != self._groups_before:
             apart["groups_made"] = made
         release = self.release
         release.end()
@@ -293,7 +293,7 @@ class Network:
         """Return, as JSON, the state that shows whether this rank is in step with the others."""
         return {
             "counts": self.recorder.counts,
-            "made": self.connections.groups_made,
+            "made": _groups_made(),
             "is_cut": self.release.was_cut or self._is_broken or self.recorder.is_cut,
             "is_busy": self.recorder.is_torn or bool(self.recorder.operations()),
             "has_models": self._models.exist,
@@ -347,3 +347,21 @@ def _lacks_others(failure: BaseException) -> bool:
         or (issubclass(type(error), RuntimeError) and _PEER_IS_GONE.search(known_words(error)))
         for error in chain(failure)
     )
+
+
+def _groups_made() -> int:
+    """Return the number of groups that torch has counted. It is in the name of the next group, by which ranks meet.
+
+    Returns 0 without a default group: the rest of a group that did not form is removed before the next one.
+    """
+    return int(distributed_c10d._world.group_count) if is_initialized() else 0
+
+
+def _count_groups_from(least: int) -> None:
+    """Let torch count the next group from this number on, at least.
+
+    A cell may have made groups on some ranks only. The next group would have different names on the ranks, and they
+    would wait for each other.
+    """
+    if 0 < _groups_made() < least:
+        distributed_c10d._world.group_count = least

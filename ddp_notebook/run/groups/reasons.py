@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopFacts:
-    """Counts of the training loop of a cell on one rank, see `rank.record.training.loop_counts`."""
+    """Counts of the training loop of a cell on one rank, see `rank.record.training.loaders`."""
 
     steps: int  # optimizer steps
     backwards: int = 0

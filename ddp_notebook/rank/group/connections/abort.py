@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Store, TCPStore
-from torch.distributed import distributed_c10d, get_backend_config, is_initialized
+from torch.distributed import distributed_c10d, get_backend_config
 
 from ddp_notebook.rank import threads
 from ddp_notebook.rank.group import stores
@@ -207,24 +207,6 @@ class Connections:
     def is_making(self) -> bool:
         """Return whether some thread is in `new_group`, which may wait at the store."""
         return self._makers > 0
-
-    @property
-    def groups_made(self) -> int:
-        """Return the number of groups that torch has counted. The next group is named after it, and ranks meet by that
-        name.
-
-        Returns 0 without a default group: the rest of a group that did not form is removed before the next one.
-        """
-        return int(distributed_c10d._world.group_count) if is_initialized() else 0
-
-    def count_groups_from(self, least: int) -> None:
-        """Let torch count the next group from this number on, at least.
-
-        A cell may have made groups on some ranks only. The next group would have different names on the ranks, and they
-        would wait for each other.
-        """
-        if self.groups_made and self.groups_made < least:
-            distributed_c10d._world.group_count = least
 
     def replace(self, successors: dict[str, ProcessGroup]) -> list[ProcessGroup]:
         """Route operations through these groups, by name, from now on. Return the earlier successors."""

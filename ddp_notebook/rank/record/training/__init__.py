@@ -1,8 +1,7 @@
 """Spans of a training step.
 
 spans             forward, backward, optimizer
-loop_counts       numbers of backward passes and batches, which explain a left loop
-loaders           waits for batches, start and end of workers, and settings of loaders
+loaders           waits for batches, start and end of workers, settings of loaders, and counts of the training loop
 optimizers        steps of optimizers, and their names
 pipeline_stages   actions of pipeline stages on each microbatch
 blocks            code blocks that the user has named

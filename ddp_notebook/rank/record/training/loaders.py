@@ -1,4 +1,4 @@
-"""Data loaders: waits for each batch and for the start and the end of workers, and the settings of loaders."""
+"""Data loaders: waits for each batch and for the start and the end of workers, settings, and counts of the loop."""
 
 from __future__ import annotations
 
@@ -11,12 +11,46 @@ from torch.utils.data import DataLoader, IterableDataset, dataloader
 from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
-from ddp_notebook.rank.record.training.loop_counts import LoopCounts
 from ddp_notebook.rank.record.training.model_names import new_name, nothing
 from ddp_notebook.rank.record.training.step_observer import StepObserver, tell
 from ddp_notebook.rank.record.training.wrapping import around
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.stdlib import contextlib, logging, threading, time, weakref
+
+
+class LoopCounts:
+    """Numbers of backward passes and of batches in the running or last cell. `TrainingSpans` resets them.
+
+    They explain why a rank left its loop earlier than others.
+    """
+
+    def __init__(self) -> None:
+        self.backwards = 0
+        self.drawn: dict[str, int] = {}  # number of batches, by loader
+        self.passes: dict[str, list[int]] = {}  # number of the last pass over each loader, and its batches
+        self.ended: set[str] = set()  # loaders whose last pass has ended
+
+    def begin(self, loader: str) -> None:
+        """Count a pass over a loader."""
+        number = self.passes[loader][0] if loader in self.passes else 0
+        self.passes[loader] = [number + 1, 0]
+        self.ended.discard(loader)
+
+    def draw(self, loader: str) -> None:
+        """Count a batch of a loader."""
+        self.drawn[loader] = self.drawn.get(loader, 0) + 1
+        self.passes.setdefault(loader, [0, 0])[1] += 1  # 0: an earlier cell has begun the pass
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts. Callable from any thread."""
+        passes = {loader: list(last) for loader, last in list(self.passes.items())}
+        return {
+            "backwards": self.backwards,
+            "drawn": dict(self.drawn),
+            "passes": passes,
+            "ended": sorted(self.ended),
+        }
+
 
 _INPUT, _WORKERS = map(SPANS.index, ("input", "workers"))
 _log = logging.getLogger(__name__)

@@ -27,8 +27,7 @@ from ddp_notebook.rank.record.training.blocks import Blocks
 from ddp_notebook.rank.record.training.buckets import Backward, Model
 from ddp_notebook.rank.record.training.comm_hooks import ObservedCommHooks
 from ddp_notebook.rank.record.training.gradients import GradientHook
-from ddp_notebook.rank.record.training.loaders import Loaders, samples_of
-from ddp_notebook.rank.record.training.loop_counts import LoopCounts
+from ddp_notebook.rank.record.training.loaders import Loaders, LoopCounts, samples_of
 from ddp_notebook.rank.record.training.model_names import new_name
 from ddp_notebook.rank.record.training.optimizers import Optimizers
 from ddp_notebook.rank.record.training.pipeline_stages import Pipelines
@@ -148,14 +147,16 @@ class TrainingSpans:
         self._blocks = Blocks(event_buffer, lambda name, began_ns: self.put(BLOCK, name, began_ns))
         self._checkpoints = Checkpoints(event_buffer, lambda name, began_ns: self.put(CHECKPOINT, name, began_ns))
         # Cleared by each cell. A method call for each part would take longer: between cells the caches lose its code.
-        self._of_cell: tuple[dict[Any, Any] | set[str] | LoopCounts, ...] = (
+        self._of_cell: tuple[dict[Any, Any] | set[str], ...] = (
             self._roots,
             self._optimizers.stepping,
             self._optimizers.of_cell,
             self.pipelines.doing,
             self.pipelines.steps,
             self._loaders.told,
-            self.loop_counts,
+            self.loop_counts.drawn,
+            self.loop_counts.passes,
+            self.loop_counts.ended,
         )
 
     def install(self) -> None:
@@ -501,6 +502,7 @@ class TrainingSpans:
             self._gradients.begin_cell(gradient)
         for kept in self._of_cell:
             kept.clear()
+        self.loop_counts.backwards = 0
         self._blocks.here.open.clear()
         self._last = None
         self._event_buffer.bucket = None
