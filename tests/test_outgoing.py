@@ -16,7 +16,7 @@ from ddp_notebook.messages.ranks import Comm, Display, Probe, Taken
 from ddp_notebook.rank.cell.outgoing import Outgoing
 from ddp_notebook.rank.cell.widget_comms import RankComms
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.output.pump import Pump
+from ddp_notebook.run.message_handlers import Pump
 from tests.conftest import wait_until
 
 ALL = 1 << 40

@@ -38,7 +38,7 @@ SUBJECTS = {
     "stop button and hangs": (
         *("run/cells/watch.py", "run/cells/interrupt.py", "run/cells/abandoned_cells.py", "run/output/card.py"),
         *("run/groups/diagnosis.py", "run/groups/probe.py", "run/groups/rank_states.py", "run/groups/rpc_waits.py"),
-        *("run/groups/busy_cells.py", "rank/group/release.py", "rank/group/connections", "rank/cell/children.py"),
+        *("run/groups/rank_states.py", "rank/group/release.py", "rank/group/connections", "rank/cell/children.py"),
         *("rank/script/free_waits.py", "launch/process.py", "launch/processes.py"),
     ),
     "dead ranks, healing and survivable loops": (
@@ -67,7 +67,7 @@ SUBJECTS = {
     "files sent to other hosts": ("launch/sync",),
     "session.client": ("launch/client.py", "launch/client_calls.py"),
     "starts with Slurm, MPI and ipyparallel": ("launch/starters",),
-    "%ddp_start --check": ("launch/preflight", "launch/host/preflight"),
+    "%ddp_start --check": ("launch/preflight", "launch/host/preflight_checks.py"),
     "ssh": ("launch/transports",),
     "start, hosts and connections": ("launch", "wire", "records"),
     "commands": ("session.py", "session_commands.py", "magics.py", "line_parser.py", "__main__.py"),

@@ -15,14 +15,13 @@ from ddp_notebook.run.cells.abandoned_cells import AbandonedCells
 from ddp_notebook.run.cells.cell_messages import CellMessages
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.consistency.agreement import Checking
-from ddp_notebook.run.groups.busy_cells import BusyCells
 from ddp_notebook.run.groups.healing import Healing
 from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.groups.probe import why_silent
-from ddp_notebook.run.message_handlers import Dispatch
+from ddp_notebook.run.groups.rank_states import BusyCells
+from ddp_notebook.run.message_handlers import Dispatch, Pump
 from ddp_notebook.run.notebook_kernel import before_next_cell
 from ddp_notebook.run.output.comms import Comms
-from ddp_notebook.run.output.pump import Pump
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.session_hooks import SessionHooks
 from ddp_notebook.run.values.exchange import Exchange

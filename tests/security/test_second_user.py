@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from ddp_notebook.launch.host.preflight.connectivity import Reach
+from ddp_notebook.launch.host.preflight_checks import Reach
 from ddp_notebook.messages.hosts import (
     ConnectReply,
     ConnectRequest,

@@ -31,13 +31,12 @@ from typing import Any, Protocol
 import psutil
 
 from ddp_notebook.launch import environment, processes
-from ddp_notebook.launch.host import kill_causes, open_files, termination, watchdog
+from ddp_notebook.launch.host import kill_causes, open_files, preflight_checks, termination, watchdog
 from ddp_notebook.launch.host.channel import ServerEnd
 from ddp_notebook.launch.host.files import Files
 from ddp_notebook.launch.host.kill_causes import OomKills
 from ddp_notebook.launch.host.pipes import ChildPipes, TextBuffer
-from ddp_notebook.launch.host.preflight import site
-from ddp_notebook.launch.host.preflight.connectivity import Reach
+from ddp_notebook.launch.host.preflight_checks import Reach
 from ddp_notebook.launch.host.preload import preload, start_method
 from ddp_notebook.launch.host.process_state import POLL_S, ProcessInspector, pymp_folder, stack_file
 from ddp_notebook.launch.host.spawn import Child, fork, spawn
@@ -137,7 +136,7 @@ class HostServer:
                 EndRequest: self._end,
                 **self._files.handlers,
                 **self._reach.handlers,
-                **site.HANDLERS,
+                **preflight_checks.HANDLERS,
             }
         )
 

@@ -11,6 +11,5 @@ display_target  destination of output: the main thread's own, or the output of o
 rate_limiter    batches messages for the front end, within Jupyter's rate limit
 card            the hang card: the waiting ranks, their places, and the reason
 comms           widgets of ranks
-pump            the thread that handles displays and widget messages
 message_rate    the message rate that Jupyter accepts
 """

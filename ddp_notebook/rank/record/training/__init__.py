@@ -4,7 +4,7 @@ spans             forward, backward, optimizer
 loaders           waits for batches, start and end of workers, settings of loaders, and counts of the training loop
 optimizers        steps of optimizers, and their names
 pipeline_stages   actions of pipeline stages on each microbatch
-blocks            code blocks that the user has named
+blocks            code blocks that the user has named, and saved checkpoints
 gradients         gradients of one parameter, before and after averaging
 buckets           gradients in each DDP bucket, and the calls that synchronize it
 repeated_buckets  rows of buckets that used the fast path of the kernel

@@ -1,4 +1,4 @@
-"""Code blocks that the user has named with `torch.profiler.record_function`.
+"""Parts of a program with a name: blocks of `torch.profiler.record_function`, and checkpoints that are saved.
 
 torch names its own blocks in the same way. These are recognized by the file of the `with` statement, and not recorded.
 """
@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
+from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.record.training.wrapping import around
 from ddp_notebook.stdlib import contextlib, os, threading, time
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_DISTRIBUTED = "torch.distributed.checkpoint"
 _DECORATING = contextlib.__file__  # file of the `with` statement, if the block decorates a function
 
 
@@ -78,3 +80,43 @@ def _is_torchs(frame: Any) -> bool:
     if file == _DECORATING and frame.f_back is not None:
         file = frame.f_back.f_code.co_filename
     return bool(file.startswith(_TORCH))
+
+
+class Checkpoints:
+    """Observer of checkpoints, from `install` on.
+
+    Args:
+        event_buffer: its level is OFF if nothing is recorded.
+        leave: receives the name of the function and its start time.
+    """
+
+    def __init__(self, event_buffer: EventBuffer, leave: Callable[[str, int], None]) -> None:
+        self._event_buffer = event_buffer
+        self._leave = leave
+        self._saving: set[int] = set()  # threads that are saving: one function may save a checkpoint by another one
+
+    def install(self) -> None:
+        """Wrap the functions that save checkpoints."""
+        around(torch, "save", lambda original: self._around("torch.save", original))
+        torch.serialization.save = torch.save  # pickle finds the function by this name
+        after_import(_DISTRIBUTED, self._look_at_distributed)
+
+    def _look_at_distributed(self) -> None:
+        package, module = sys.modules[_DISTRIBUTED], sys.modules[f"{_DISTRIBUTED}.state_dict_saver"]
+        around(module, "save", lambda original: self._around("torch.distributed.checkpoint.save", original))
+        package.save = module.save  # type: ignore[attr-defined]
+
+    def _around(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def save(*args: Any, **named: Any) -> Any:
+            thread = threading.get_ident()
+            if self._event_buffer.level == OFF or thread in self._saving:
+                return original(*args, **named)
+            began_ns = time.monotonic_ns()
+            self._saving.add(thread)
+            try:
+                return original(*args, **named)
+            finally:
+                self._saving.discard(thread)
+                self._leave(name, began_ns)
+
+        return save

@@ -23,7 +23,7 @@ from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.rank.hide_from_profiler import function_modes, operator_modes, unseen
 from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer, new
-from ddp_notebook.rank.record.training.blocks import Blocks
+from ddp_notebook.rank.record.training.blocks import Blocks, Checkpoints
 from ddp_notebook.rank.record.training.buckets import Backward, Model
 from ddp_notebook.rank.record.training.comm_hooks import ObservedCommHooks
 from ddp_notebook.rank.record.training.gradients import GradientHook
@@ -36,49 +36,6 @@ from ddp_notebook.rank.record.training.wrapping import around, hide_from_compile
 from ddp_notebook.rank.variables.between import BetweenSteps
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.stdlib import functools, logging, threading, time, weakref
-
-_DISTRIBUTED = "torch.distributed.checkpoint"
-
-
-class Checkpoints:
-    """Observer of checkpoints, from `install` on.
-
-    Args:
-        event_buffer: its level is OFF if nothing is recorded.
-        leave: receives the name of the function and its start time.
-    """
-
-    def __init__(self, event_buffer: EventBuffer, leave: Callable[[str, int], None]) -> None:
-        self._event_buffer = event_buffer
-        self._leave = leave
-        self._saving: set[int] = set()  # threads that are saving: one function may save a checkpoint by another one
-
-    def install(self) -> None:
-        """Wrap the functions that save checkpoints."""
-        around(torch, "save", lambda original: self._around("torch.save", original))
-        torch.serialization.save = torch.save  # pickle finds the function by this name
-        after_import(_DISTRIBUTED, self._look_at_distributed)
-
-    def _look_at_distributed(self) -> None:
-        package, module = sys.modules[_DISTRIBUTED], sys.modules[f"{_DISTRIBUTED}.state_dict_saver"]
-        around(module, "save", lambda original: self._around("torch.distributed.checkpoint.save", original))
-        package.save = module.save  # type: ignore[attr-defined]
-
-    def _around(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(*args: Any, **named: Any) -> Any:
-            thread = threading.get_ident()
-            if self._event_buffer.level == OFF or thread in self._saving:
-                return original(*args, **named)
-            began_ns = time.monotonic_ns()
-            self._saving.add(thread)
-            try:
-                return original(*args, **named)
-            finally:
-                self._saving.discard(thread)
-                self._leave(name, began_ns)
-
-        return save
-
 
 CELL, FORWARD, BACKWARD, OPTIMIZER, BLOCK, EVALUATION, CHECKPOINT, FUTURE = map(
     SPANS.index, ("cell", "forward", "backward", "optimizer", "block", "evaluation", "checkpoint", "future")

@@ -1,32 +1,42 @@
-"""Test connections to other hosts before a group forms, without a thread or a wait.
+"""Host server's side of the preflight check, which compares hosts before a group forms, see `launch.preflight`.
 
-A host listens at the address of its ranks, and sends a word to each connection. A connecting host expects the word of
-the other host, so that it detects another program at the same address.
+It returns facts about its host that may change or take time to collect, and tests connections to other hosts without a
+thread or a wait. A host listens at the address of its ranks, and sends a word to each connection. A connecting host
+expects the word of the other host, so that it detects another program at the same address.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import getpass
 import os
 import select
 import selectors
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from ddp_notebook.errors import StartError
 from ddp_notebook.launch.transports.ports import first_free
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.hosts import (
+    ClockRequest,
+    ClockTimeReply,
     ConnectReply,
     ConnectRequest,
     ConnectTarget,
     DoneReply,
     ListenReply,
     ListenRequest,
+    SiteReply,
+    SiteRequest,
     StopListeningRequest,
 )
 
@@ -153,3 +163,53 @@ class Connecting:
         except ConnectionError as error:
             return str(error.strerror)
         return "" if word == self._expected[number] else "something else answers there"
+
+
+# ---- facts about the host
+
+# Files that shape the environment of a shell started by ssh, and so of the server and its ranks.
+_SHAPING = (
+    "~/.bashrc", "~/.bash_profile", "~/.bash_login", "~/.profile", "~/.zshenv", "~/.zprofile", "~/.zshrc", "~/.cshrc",
+    "~/.tcshrc", "~/.config/fish/config.fish", "~/.ssh/environment", "~/.ssh/rc", "~/.pam_environment",
+    "/etc/environment", "/etc/profile", "/etc/bash.bashrc", "/etc/bashrc", "/etc/zsh/zshenv",
+)  # fmt: skip
+
+
+def _stamps() -> list[tuple[int, int] | None]:
+    """Return the time stamps of these files."""
+    return [_stamp(os.path.expanduser(path)) for path in _SHAPING]
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    try:
+        its = os.stat(path)
+    except OSError:
+        return None
+    return its.st_mtime_ns, its.st_size
+
+
+_at_start = _stamps()  # taken when the server imports this module
+
+
+def _look(request: SiteRequest) -> SiteReply:
+    return SiteReply(
+        user=_user(),
+        cuda=sys.modules["torch"].version.cuda or "",
+        free_mib=psutil.virtual_memory().available >> 20,
+        has_directory=Path(request.directory).is_dir(),
+        has_marker=bool(request.marker) and Path(request.directory, request.marker).exists(),
+    )
+
+
+def _tell_time(_: ClockRequest) -> ClockTimeReply:
+    return ClockTimeReply(time_ns=time.time_ns(), is_outdated=_stamps() != _at_start)
+
+
+HANDLERS: dict[type[Message], Callable[[Any], Message]] = {SiteRequest: _look, ClockRequest: _tell_time}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # the user id has no name, as in containers
+        return ""
