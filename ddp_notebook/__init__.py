@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from ddp_notebook.run.record.notebook_recording import Recording, load
     from ddp_notebook.run.sharding.memory import Memory
     from ddp_notebook.run.sharding.placements import Placements, TensorPlacement
-    from ddp_notebook.run.values.values import RankValues
+    from ddp_notebook.run.values.values_by_rank import RankValues
     from ddp_notebook.session import Session, current
     from ddp_notebook.status import Status
     from ddp_notebook.survive_loop import survive
@@ -126,7 +126,7 @@ _LAZY = {
     "Mpi": "ddp_notebook.launch.options",
     "Placements": "ddp_notebook.run.sharding.placements",
     "Profile": "ddp_notebook.launch.options",
-    "RankValues": "ddp_notebook.run.values.values",
+    "RankValues": "ddp_notebook.run.values.values_by_rank",
     "RecordOptions": "ddp_notebook.messages.record_options",
     "Recording": "ddp_notebook.run.record.notebook_recording",
     "Report": "ddp_notebook.observe.report.report",

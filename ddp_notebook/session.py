@@ -22,8 +22,8 @@ from ddp_notebook.records.words import list_ranks, name_ranks
 from ddp_notebook.run import ended_recording
 from ddp_notebook.run.call_arguments import short
 from ddp_notebook.run.cells.cell import CellRun
+from ddp_notebook.run.cells.cell_options import check_timeout
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
-from ddp_notebook.run.cells.options import check_timeout
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.watch import NOTEBOOK, SideView
 from ddp_notebook.run.consistency.agreement import Agreement
@@ -37,13 +37,13 @@ from ddp_notebook.run.notebook_kernel import cell_number, is_run_by_program, is_
 from ddp_notebook.run.output.display_target import DisplayTarget, ThreadTarget, of_this_cell
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.session_parts import NOT_STARTED, SessionParts
-from ddp_notebook.run.values.values import RankValues
+from ddp_notebook.run.values.values_by_rank import RankValues
 from ddp_notebook.status import Status
 
 if TYPE_CHECKING:
     import ipyparallel
 
-    from ddp_notebook.launch.keep.remote import KeeperClient
+    from ddp_notebook.launch.keep.keeper_client import KeeperClient
     from ddp_notebook.launch.sync.sync import Synced
     from ddp_notebook.observe.report.report import Report
     from ddp_notebook.run.files.files import SessionFiles

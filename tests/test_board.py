@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # exported at run time
 
-from ddp_notebook.rank.group.guard import memory
+from ddp_notebook.rank.group.guard import memory_board
 from ddp_notebook.rank.group.guard.board import MARK_BITS
 from ddp_notebook.rank.group.guard.guard import PrivateBoard
-from ddp_notebook.rank.group.guard.memory import MemoryBoard
+from ddp_notebook.rank.group.guard.memory_board import MemoryBoard
 from tests.conftest import wait_until
 
 ROOM = 64
@@ -100,22 +100,22 @@ def test_many_calls_at_full_speed():
 def test_numbers_begin_again():
     boards = make_boards(MemoryBoard, 2)
     for board in boards:  # as after two thousand million calls
-        board._posted = memory._NUMBER - 3
-        for at in range(board.rank * memory._DEPTH, (board.rank + 1) * memory._DEPTH):
+        board._posted = memory_board._NUMBER - 3
+        for at in range(board.rank * memory_board._DEPTH, (board.rank + 1) * memory_board._DEPTH):
             board._marks[at] = board._posted
     for number in range(8):
         assert on_each(boards, comparing(number)) == [(True, True)] * 2
     assert on_each(boards, lambda board: board.compare(board.post(board.rank, True))) == [(False, True)] * 2
 
 
-@pytest.mark.parametrize("ahead", [memory._DEPTH, 40_000])
+@pytest.mark.parametrize("ahead", [memory_board._DEPTH, 40_000])
 def test_a_rank_that_is_far_behind_passes_what_was_overwritten(ahead):
     fast, slow = make_boards(MemoryBoard, 2)
     of_slow = slow.post(1, True)
     of_fast = [fast.post(2 + number, False) for number in range(ahead + 1)]
     assert slow.compare(of_slow) == (True, False)  # the result cannot be known, and the other rank does not wait for it
     assert fast.compare(of_fast[0]) == (True, False)
-    if ahead == memory._DEPTH:
+    if ahead == memory_board._DEPTH:
         assert not slow.compare(slow.post(99, False)).is_same
 
 
@@ -160,7 +160,7 @@ def test_a_wait_is_interrupted_if_another_rank_was_interrupted():
 
 
 def test_a_wait_fails_if_only_another_rank_was_interrupted(monkeypatch):
-    monkeypatch.setattr(memory, "_INTERRUPT_S", 0.1)
+    monkeypatch.setattr(memory_board, "_INTERRUPT_S", 0.1)
     waiting, spoiling = make_boards(MemoryBoard, 2)
     ticket = waiting.post(1, True)
     spoiling.spoil()
@@ -183,7 +183,7 @@ def test_who_has_not_come_in_time_is_named():
 
 
 def test_without_files_in_memory_no_rank_has_such_a_board(monkeypatch):
-    monkeypatch.setattr(memory, "_new_file", lambda _: -1)
+    monkeypatch.setattr(memory_board, "_new_file", lambda _: -1)
     assert make_boards(MemoryBoard, 3) == [None] * 3
 
 
@@ -191,14 +191,14 @@ def test_no_rank_has_a_memory_board_without_a_machine_id(monkeypatch):
     def machine():
         raise FileNotFoundError("/proc/sys/kernel/random/boot_id")
 
-    monkeypatch.setattr(memory, "_machine", machine)
+    monkeypatch.setattr(memory_board, "_machine", machine)
     assert make_boards(MemoryBoard, 3) == [None] * 3
 
 
 @pytest.mark.parametrize("other", ["elsewhere 1", "here 2"], ids=["machine", "container"])
 def test_no_rank_has_a_memory_board_if_one_is_on_another_machine(monkeypatch, other):
     seen = iter(["here 1", other])  # rank 0 calls first, when it sends its place
-    monkeypatch.setattr(memory, "_machine", lambda: next(seen, "here 1"))
+    monkeypatch.setattr(memory_board, "_machine", lambda: next(seen, "here 1"))
     assert make_boards(MemoryBoard, 3) == [None] * 3
 
 
@@ -207,7 +207,7 @@ def test_a_file_that_is_another_ones_is_not_written_to(tmp_path):
     with (tmp_path / "other").open("wb+") as file:
         file.write(bytes(100_000))
         file.flush()
-        place = memory._place_of(file.fileno())
-        assert memory._mapped(place, 100_000) is not None
+        place = memory_board._place_of(file.fileno())
+        assert memory_board._mapped(place, 100_000) is not None
         *kept, inode = place.split()
-        assert memory._mapped(" ".join([*kept, str(int(inode) + 1)]), 100_000) is None
+        assert memory_board._mapped(" ".join([*kept, str(int(inode) + 1)]), 100_000) is None

@@ -7,8 +7,8 @@ import pytest
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.run.cells.watch import EndedRanks
 from ddp_notebook.run.groups import diagnosis
-from ddp_notebook.run.groups.diagnosis import Absences, LeftBehind, RankView, left_behind, stuck, verdict
-from ddp_notebook.run.groups.reasons import LoopFacts, StoreWait
+from ddp_notebook.run.groups.diagnosis import Absences, LeftBehind, left_behind, stuck, verdict
+from ddp_notebook.run.groups.rank_view import LoopFacts, RankView, StoreWaitView
 from ddp_notebook.run.output import card
 
 
@@ -206,7 +206,7 @@ def test_stuck_is_who_cannot_go_on_whatever_the_running_ones_do():
 
 
 def in_store(rank, *, is_of_session):
-    store = StoreWait(call="new_group" if is_of_session else "TCPStore", is_of_session=is_of_session, since_s=3.0)
+    store = StoreWaitView(call="new_group" if is_of_session else "TCPStore", is_of_session=is_of_session, since_s=3.0)
     return RankView(rank=rank, state="running", place="cell line 1", store=store)
 
 

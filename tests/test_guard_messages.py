@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ddp_notebook.errors import RankError
-from ddp_notebook.rank.group.guard import messages
-from ddp_notebook.rank.group.guard.messages import Messages, Posted
+from ddp_notebook.rank.group.guard import message_comparison
+from ddp_notebook.rank.group.guard.message_comparison import Messages, Posted
 
 _REDUCES = "x = torch.ones(1); dist.all_reduce(x); int(x)"
 _MESSAGES = {  # message of rank 0, receive of rank 1
@@ -281,7 +281,7 @@ def test_after_a_stop_messages_are_counted_from_the_beginning(session):
 
 
 def _both() -> list[Messages]:
-    words = memoryview(mmap.mmap(-1, messages.count_words(2) * 8)).cast("Q")
+    words = memoryview(mmap.mmap(-1, message_comparison.count_words(2) * 8)).cast("Q")
     return [Messages(words, rank, 2) for rank in (0, 1)]
 
 
@@ -294,7 +294,7 @@ def _posted(board: Messages, kind: str, tag: int, numel: int) -> Posted:
 def _compared(board: Messages, posted: Posted) -> str:
     try:
         board.compare(posted, (0, 1), "default", None)  # type: ignore[arg-type]  # its work is not used
-    except messages.MessageMismatchError as error:
+    except message_comparison.MessageMismatchError as error:
         return str(error)
     return ""
 
@@ -337,13 +337,13 @@ def test_a_receive_during_a_receive_from_any_ends_tag_counting():
 
 def test_what_has_no_word_is_not_compared():
     sender, receiver = _both()
-    huge = torch.empty(1 << messages._NUMEL_BITS, dtype=torch.uint8, device="meta")
+    huge = torch.empty(1 << message_comparison._NUMEL_BITS, dtype=torch.uint8, device="meta")
     odd = torch.ones(4).to(torch.float8_e5m2fnuz)
     for one in (huge, odd):
         sent, taken = sender.post("send", 1, 0, one), receiver.post("recv", 0, 0, torch.ones(2))
         assert sent is not None and taken is not None
         assert not sender.look(sent) and not receiver.look(taken)
-    for tag in (-1, 1 << messages._TAG_BITS):
+    for tag in (-1, 1 << message_comparison._TAG_BITS):
         assert sender.post("send", 1, tag, torch.ones(2)) is None
 
 
@@ -351,7 +351,7 @@ def test_what_has_no_word_is_not_compared():
 @pytest.mark.parametrize("who_is_first", ["sender", "receiver"])
 def test_numbers_begin_again_without_a_false_alarm(who_is_first):
     sender, receiver = _both()
-    period = 1 << (64 - messages._NUMBER_SHIFT)
+    period = 1 << (64 - message_comparison._NUMBER_SHIFT)
     told = []
     for number in range(1, period + 600):
         numel = 1 + number % 7

@@ -15,7 +15,7 @@ from ddp_notebook.launch.start_line import parse, start_line
 from ddp_notebook.line_parser import WIDTH, read_expression
 from ddp_notebook.magics import _MAGICS, DDPMagics
 from ddp_notebook.run import magic_help, magic_lines, progress
-from ddp_notebook.run.cells import options as cell_options
+from ddp_notebook.run.cells import cell_options
 from tests.conftest import wait_until
 
 _TAKES_OTHER_TEXT = {"%ddp_torchrun", "%ddp_memory", "%ddp_cancel"}  # the parser does not read the whole line

@@ -31,7 +31,7 @@ from ddp_notebook.run.interrupted import (
 )
 from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.jobs.jobs import Jobs
-from ddp_notebook.run.values.values import RankValues
+from ddp_notebook.run.values.values_by_rank import RankValues
 from ddp_notebook.session import Session
 from ddp_notebook.torchrun.job import TorchrunJob
 from tests.conftest import wait_until

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_notebook.wire import memory
+from ddp_notebook.wire import shared_memory
 from ddp_notebook.wire.buffers import join, split
-from ddp_notebook.wire.memory import SealedMemory, new_name, open_at
+from ddp_notebook.wire.shared_memory import SealedMemory, new_name, open_at
 
 OPEN = """
 import sys
-from ddp_notebook.wire.memory import open_at
+from ddp_notebook.wire.shared_memory import open_at
 data = open_at([int(sys.argv[1]), int(sys.argv[2]), ""], sys.argv[3], int(sys.argv[4]))
 print(None if data is None else bytes(data[:5]))
 """
@@ -137,7 +137,7 @@ def test_a_system_that_refuses_leaves_nothing_open(what, most):
 
 
 def test_without_memfd_there_is_none(monkeypatch):
-    monkeypatch.setattr(memory, "IS_POSSIBLE", False)
+    monkeypatch.setattr(shared_memory, "IS_POSSIBLE", False)
     with pytest.raises(OSError, match="no memfd_create"):
         SealedMemory(new_name(), [b"x"])
     assert open_at([1, 2, ""], "", 5) is None

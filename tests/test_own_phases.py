@@ -159,7 +159,7 @@ _FRAME = '  File "/opt/site/ddp_notebook/{}", line 12 in {}\n'
 
 def test_frames_of_the_package_are_no_place():
     cleaning = _FRAME.format("rank/cell/isolation.py", "forget_failure") + _FRAME.format(
-        "rank/cell/phases.py", "clean_up"
+        "rank/cell/internal_phases.py", "clean_up"
     )
     assert describe_silence(_MAIN.format(cleaning)) == CLEANING
     user = '  File "/home/me/data.py", line 3 in __del__\n'

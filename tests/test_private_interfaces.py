@@ -41,7 +41,7 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.rpc import api
 from traitlets.config import Config
 
-from ddp_notebook.launch.elastic import agent
+from ddp_notebook.launch.elastic import elastic_agent
 from ddp_notebook.messages.encoding import VERSION
 from ddp_notebook.messages.first_messages import ObserveScript
 from ddp_notebook.messages.processes import Address
@@ -276,20 +276,20 @@ def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
     """It runs in a separate process, because an agent exists until its process ends."""
     code = """if True:
         import sys
-        from ddp_notebook.rank.rpc.agent import RpcAgent, Worker
+        from ddp_notebook.rank.rpc.rpc_agent import RpcAgent, Worker
         from torch.distributed import rpc
         from torch.distributed.rpc import api
         no_devices = dict(device_count=0, device_maps={}, devices=[])
         made = [Worker(name=name, rank=i, here=i, number=i, **no_devices)
                 for i, name in enumerate("ab")]
         agent = RpcAgent(made[0], made, rpc.TensorPipeRpcBackendOptions())
-        agent.learn(made[0], made, [agent.address, "uv://127.0.0.1:1"])
+        elastic_agent.learn(made[0], made, [elastic_agent.address, "uv://127.0.0.1:1"])
         known = api._get_current_rpc_agent()
         assert {info.name for info in known.get_worker_infos()} == {"a", "b"}
         assert known._get_device_map(known.get_worker_info("b")) == {} and known.get_worker_info().name == "a"
-        assert agent.calls_under_way == 0 and agent.address.startswith("uv://")
+        assert elastic_agent.calls_under_way == 0 and elastic_agent.address.startswith("uv://")
         kind = rpc.RRef(1)._get_type(blocking=False)
-        from ddp_notebook.rank.rpc.values import _has_type
+        from ddp_notebook.rank.rpc.rref_values import _has_type
         import torch
         add = rpc.remote("a", torch.add, args=(torch.ones(1), 1))
         assert _has_type(add) and not _has_type(rpc.remote("a", abs, args=(1,)))
@@ -634,8 +634,8 @@ def test_torchrun_has_a_store_for_each_attempt_if_it_is_told_to():
     """`launch.elastic.agent` sets the first variable. The ranks read from the second whether it is set."""
     source = inspect.getsource(dynamic_rendezvous)
     assert (
-        source.count(f'os.getenv("{agent.OWN_STORES}", "0") == "1"')
-        + source.count(f'os.getenv("{agent.OWN_STORES}", "0") != "1"')
+        source.count(f'os.getenv("{elastic_agent.OWN_STORES}", "0") == "1"')
+        + source.count(f'os.getenv("{elastic_agent.OWN_STORES}", "0") != "1"')
         == 2
     )
     assert '"TORCHELASTIC_USE_AGENT_STORE": str(use_agent_store)' in inspect.getsource(local_elastic_agent)

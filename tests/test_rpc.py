@@ -6,8 +6,8 @@ import pytest
 
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
 from ddp_notebook.rank.remote_calls import Sent
-from ddp_notebook.rank.rpc.agent import Worker
 from ddp_notebook.rank.rpc.failed_calls import LostWorkers
+from ddp_notebook.rank.rpc.rpc_agent import Worker
 
 DEFINITIONS = """
 import os, time

@@ -17,8 +17,8 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
-from ddp_notebook.launch import store
-from ddp_notebook.launch.store import Server
+from ddp_notebook.launch import store_process
+from ddp_notebook.launch.store_process import Server
 from ddp_notebook.messages.processes import StoreSpec
 from ddp_notebook.rank.group import stores
 from ddp_notebook.rank.group.stores import Connection, SessionStore
@@ -342,13 +342,15 @@ def test_a_tcpstore_that_cannot_start_is_reported_once(monkeypatch, capfd):
             return pid
         os._exit(3)
 
-    monkeypatch.setattr(store, "_serve_users", fail)
+    monkeypatch.setattr(store_process, "_serve_users", fail)
     selector = selectors.DefaultSelector()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     before = signal.getsignal(signal.SIGCHLD)
     try:
-        served = store.ForUsers(selector, StoreSpec(host="127.0.0.1", ports=(0, 1), fd=listener.detach(), port=port))
+        served = store_process.ForUsers(
+            selector, StoreSpec(host="127.0.0.1", ports=(0, 1), fd=listener.detach(), port=port)
+        )
         for _ in range(2):
             with socket.create_connection(("127.0.0.1", port)) as client:
                 client.settimeout(0.01)

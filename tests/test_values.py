@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.messages.ranks import Pull, Pulled
 from ddp_notebook.rank.variables.values import describe
-from ddp_notebook.run.values.values import RankValues
-from ddp_notebook.wire import bulk, memory
+from ddp_notebook.run.values.values_by_rank import RankValues
+from ddp_notebook.wire import bulk, shared_memory
 from ddp_notebook.wire.buffers import join
 from ddp_notebook.wire.bulk import pickled, unpickled
 from tests.conftest import wait_until
@@ -360,7 +360,7 @@ def test_large_values_use_shared_memory_both_ways(session, monkeypatch):
 def test_without_shared_memory_values_go_over_the_wire(session, monkeypatch, where):
     session.run(f"{ON_RANK}there = {LARGE} + rank\nlimit = resource.getrlimit(resource.RLIMIT_FSIZE)")
     if where == "the notebook":
-        monkeypatch.setattr(memory, "IS_POSSIBLE", False)
+        monkeypatch.setattr(shared_memory, "IS_POSSIBLE", False)
     elif where == "a rank":
         session.run("memory.IS_POSSIBLE = False", ranks=1)
     else:
@@ -396,7 +396,8 @@ def test_safe_values_arrive_and_others_are_named(session):
 
 
 HOSTILE = """
-from ddp_notebook.wire import bulk, memory
+from ddp_notebook.wire import bulk
+from ddp_notebook.wire import shared_memory
 from ddp_notebook.wire.buffers import join
 import pickle, os
 from dataclasses import replace
@@ -480,7 +481,7 @@ def held(session) -> list[str | None]:
 
 @pytest.mark.parametrize("what", ["fetch", "put"])
 def test_an_interrupted_transfer_leaves_nothing(session, monkeypatch, what):
-    monkeypatch.setattr(memory, "IS_POSSIBLE", False)  # otherwise there is no transfer to interrupt
+    monkeypatch.setattr(shared_memory, "IS_POSSIBLE", False)  # otherwise there is no transfer to interrupt
     session.run("from ddp_notebook.rank.engine import RankEngine\nlarge = torch.zeros(5_000_000)")
     with interrupted_in(monkeypatch, what):
         if what == "fetch":

@@ -20,7 +20,7 @@ from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import CONTROLLER, RANK, Process, Processes
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.hosts import Seen
-from ddp_notebook.wire.memory import SealedMemory
+from ddp_notebook.wire.shared_memory import SealedMemory
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.sync.sync import Synced

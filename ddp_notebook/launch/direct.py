@@ -28,7 +28,7 @@ from ddp_notebook.records.words import list_ranks
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Keyring
-from ddp_notebook.wire.memory import SealedMemory
+from ddp_notebook.wire.shared_memory import SealedMemory
 
 _WIRE_ENDED = (
     "this notebook's thread ddp-wire, which receives messages of ranks, has ended. Text of cells still arrives, but "

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ddp_notebook.lessons.nodes import places
     from ddp_notebook.lessons.pipelines.pipeline import PipelineLesson, PipelineRun, pipeline
     from ddp_notebook.lessons.questions.questions import Verdict, check
-    from ddp_notebook.lessons.remote.rpc import RemoteProgram
+    from ddp_notebook.lessons.remote.rpc_program import RemoteProgram
     from ddp_notebook.lessons.sharding.mesh_training import MeshTraining, mesh
     from ddp_notebook.lessons.sharding.placement_picture import placement
     from ddp_notebook.lessons.sharding.product import Product, product
@@ -91,7 +91,7 @@ _LAZY = {
     "PipelineLesson": "pipelines.pipeline",
     "PipelineRun": "pipelines.pipeline",
     "Product": "sharding.product",
-    "RemoteProgram": "remote.rpc",
+    "RemoteProgram": "remote.rpc_program",
     "Scene": "messages.point_to_point",
     "Stepper": "algorithms.stepping",
     "Verdict": "questions.questions",
@@ -104,7 +104,7 @@ _LAZY = {
     "pipeline": "pipelines.pipeline",
     "point_to_point": "messages.point_to_point",
     "product": "sharding.product",
-    "rpc": "remote.rpc",
+    "rpc": "remote.rpc_program",
 }
 
 

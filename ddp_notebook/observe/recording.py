@@ -203,9 +203,9 @@ class Recording(RecordedTables):
             >>> [(call.function, call.src, call.dst) for call in session.recording.calls()]  # doctest: +SKIP
             [('select_action', 1, 0), ('select_action', 1, 0), ('observe', 0, 1)]
         """
-        from ddp_notebook.observe.tables import remote
+        from ddp_notebook.observe.tables import rpc_rows
 
-        return remote.calls(self, cell, self.rows("rpc", since))
+        return rpc_rows.calls(self, cell, self.rows("rpc", since))
 
     def references(self, cell: int | None = None) -> list[Reference]:
         """Return remote references in the order of their creation, with the owner of the value and its users.
@@ -213,9 +213,9 @@ class Recording(RecordedTables):
         Args:
             cell: number of the cell that has created them; None: all cells.
         """
-        from ddp_notebook.observe.tables import remote
+        from ddp_notebook.observe.tables import rpc_rows
 
-        return remote.references(self, cell)
+        return rpc_rows.references(self, cell)
 
     def contexts(self, cell: int | None = None) -> list[AutogradContext]:
         """Return distributed autograd contexts, with the messages of their backward pass and the optimizer steps.
@@ -223,9 +223,9 @@ class Recording(RecordedTables):
         Args:
             cell: number of a cell; None: all cells.
         """
-        from ddp_notebook.observe.tables import remote
+        from ddp_notebook.observe.tables import rpc_rows
 
-        return remote.contexts(self, cell)
+        return rpc_rows.contexts(self, cell)
 
     def gradients(self, name: str | None = None) -> list[Gradient]:
         """Return the gradients of the watched parameter, before and after synchronisation, by rank and backward pass.

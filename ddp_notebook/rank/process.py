@@ -35,9 +35,9 @@ from ddp_notebook.messages.ranks import (
     RunCell,
     Taken,
 )
-from ddp_notebook.rank import gpu, own_signals, pymp, reserve, shortage, threads
+from ddp_notebook.rank import gpu, own_signals, pymp, reserve, shortage, thread_count
 from ddp_notebook.rank.agent import RankAgent
-from ddp_notebook.rank.cell import commands, isolation, kernel_api, phases, script_functions, signal_handlers
+from ddp_notebook.rank.cell import commands, internal_phases, isolation, kernel_api, script_functions, signal_handlers
 from ddp_notebook.rank.cell.background_code import BackgroundCode
 from ddp_notebook.rank.cell.children import StoppedChildren
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, with_type
@@ -57,7 +57,7 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import asyncio, contextlib, faulthandler, json, os, queue, re, threading, time
 from ddp_notebook.wire.buffers import join as join_parts
 from ddp_notebook.wire.bulk import INLINE_BYTES, unpickled
-from ddp_notebook.wire.memory import SealedMemory, open_at
+from ddp_notebook.wire.shared_memory import SealedMemory, open_at
 
 _CELL = re.compile(rb'\["RunCell", \{"cell": (\d+)')
 _MOST_WAITING = 50  # maximum of unacknowledged messages; above it no further batch is sent
@@ -174,7 +174,7 @@ class Rank:
         """Return the main thread's handlers for the time when cells can run."""
 
         def in_turn(answer: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any], object]:
-            answer_in_phase = partial(phases.answer_request, answer)
+            answer_in_phase = partial(internal_phases.answer_request, answer)
             return lambda message: kernel_api.run_in_turn(RankEngine.instance().kernel, answer_in_phase, message)
 
         return {
@@ -264,7 +264,7 @@ class Rank:
             "running_s": time.monotonic() - since,
             "shortages": shortage.now() if with_shortages else [],
             "client_call_s": 0.0 if self.runner is None else self.runner.client_call_s,
-            "phase": phases.current(),
+            "phase": internal_phases.current(),
         }
         try:
             return fields | reserve.use(self._program_state) | {"background": "" if cell else self._in_background()}
@@ -332,7 +332,7 @@ class Rank:
         try:
             shortage.settle(place.rank)
             reserve.hold(place.world_size)
-            threads.give(place.threads)
+            thread_count.give(place.threads)
             join.enter(place)
             if self.runner is not None:
                 self._name_place()
@@ -510,7 +510,7 @@ def main(spec: RankSpec, threads_of_torch: int) -> None:
     faulthandler.enable(file=2, all_threads=False)  # a segmentation fault writes its Python lines to the last output
     own_signals.write_stacks_to(spec.stack_file)
     signal_handlers.begin()
-    threads.give(threads_of_torch)
+    thread_count.give(threads_of_torch)
     pymp.settle(spec.pymp_folder)
     sys.argv = ["rank"]
     Rank(spec).serve()

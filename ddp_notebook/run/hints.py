@@ -24,7 +24,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.records.words import IMPORTED_MODULES, LOG_FUNCTION, OF_EACH_RANK, RANK_VARIABLES
-from ddp_notebook.run.cells.options import parse_line
+from ddp_notebook.run.cells.cell_options import parse_line
 
 _ATTRIBUTE = "_ddp_notebook_forgotten"
 _SEND = ("on_all_ranks", "on_ranks")

@@ -20,7 +20,7 @@ from ddp_notebook.run.message_handlers import Handlers
 from ddp_notebook.run.output.display_target import DisplayTarget
 
 if TYPE_CHECKING:
-    from ddp_notebook.launch.keep.remote import KeeperClient
+    from ddp_notebook.launch.keep.keeper_client import KeeperClient
     from ddp_notebook.run.session_parts import SessionParts
 
 _log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from ddp_notebook.run.values.exchange import Exchange
 from ddp_notebook.run.values.transfers import Transfers
 
 if TYPE_CHECKING:
-    from ddp_notebook.launch.keep.remote import KeeperClient
+    from ddp_notebook.launch.keep.keeper_client import KeeperClient
 
 NOT_STARTED = "this session has no ranks yet: wait until its start has ended"
 _SILENT_S = 1.5  # a rank sends a message each second

@@ -27,7 +27,8 @@ from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.identities import Identity
 from ddp_notebook.registry.lookup import TORCHRUN
 from ddp_notebook.registry.torchrun import RankEntry
-from ddp_notebook.run.groups.diagnosis import RankView, Views, verdict
+from ddp_notebook.run.groups.diagnosis import verdict
+from ddp_notebook.run.groups.rank_view import RankView, Views
 from ddp_notebook.run.interrupted import OF_TORCHRUN_JOB, tells_interrupts
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.record import chrome_trace
@@ -109,7 +110,10 @@ def status_of(
 
 
 def _about_store(place: RankEntry | None) -> str:
-    """Return a warning before a restart that cannot succeed because of a fault of torch, see `launch.elastic.agent`."""
+    """Return a warning before a restart that cannot succeed because of a fault of torch.
+
+    See `launch.elastic.elastic_agent`.
+    """
     if place is None or not place.shares_store or not (place.restarts or place.most_restarts):
         return ""
     return (

@@ -12,8 +12,8 @@ from ddp_notebook.messages.ranks import Probe, Vitals
 from ddp_notebook.messages.script_abort import Cut, WasCut
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import list_ranks
-from ddp_notebook.run.groups.diagnosis import RankView, Views
 from ddp_notebook.run.groups.probe import of_vitals
+from ddp_notebook.run.groups.rank_view import RankView, Views
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.torchrun.rounds import Round
 

@@ -68,7 +68,7 @@ class TorchrunOptions:
 
     def joins(self, endpoint: str) -> str:
         """Return the command that starts one more agent, in a shell on this machine in the same directory."""
-        command = [sys.executable, "-m", "ddp_notebook.launch.elastic.agent", *self.command(endpoint)]
+        command = [sys.executable, "-m", "ddp_notebook.launch.elastic.elastic_agent", *self.command(endpoint)]
         return f"{NAME_VARIABLE}={shlex.quote(self.name)} {shlex.join(command)}"
 
     @property

@@ -17,7 +17,8 @@ from ddp_notebook.observe.steps.run import run_of
 from ddp_notebook.observe.tables.matching import label_of
 from ddp_notebook.records.schema import Rows
 from ddp_notebook.records.words import line_of
-from ddp_notebook.run.groups.diagnosis import Absences, RankView, Views, list_with_host, stuck, verdict
+from ddp_notebook.run.groups.diagnosis import Absences, list_with_host, stuck, verdict
+from ddp_notebook.run.groups.rank_view import RankView, Views
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
 

@@ -27,7 +27,7 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import io, itertools, math, pickle, struct, threading, time
 from ddp_notebook.wire.buffers import split
 from ddp_notebook.wire.keys import Bind, Keyring, on_loopback, unlock
-from ddp_notebook.wire.memory import SealedMemory
+from ddp_notebook.wire.shared_memory import SealedMemory
 
 PIECE_BYTES = 1 << 20
 INLINE_BYTES = 64 << 10  # data up to this size travels inside its message

@@ -13,7 +13,7 @@ import pytest
 
 from ddp_notebook.observe.figures import figures
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.observe.report import remote
+from ddp_notebook.observe.report import rpc_sentences
 from ddp_notebook.observe.report.bubbles import Bubble
 from ddp_notebook.observe.report.report import report
 from ddp_notebook.observe.steps.waits import straggler
@@ -462,7 +462,7 @@ def test_calls_that_have_not_returned_are_not_counted_as_served():
     for number, end_ns in enumerate((9 * MS, *[-1] * 5), 1):
         row = caller.row("rpc", side=0, number=number, src=0, dst=1, function=f"f{number}", start_ns=MS, end_ns=end_ns)
         recording.feed(caller.batch(row))
-    served, *_, is_open = remote.served(recording, None)
+    served, *_, is_open = rpc_sentences.served(recording, None)
     assert served.startswith("Remote calls: rank 1 served 1 call (")
     assert is_open.endswith("f4 from rank 0 to rank 1, f5 from rank 0 to rank 1, 1 other")
 

@@ -27,7 +27,7 @@ from ddp_notebook.rank.record.flusher import Flusher
 from ddp_notebook.rank.record.metrics import MetricLogger
 from ddp_notebook.rank.record.resources import counts_faults
 from ddp_notebook.records.codec import Batch
-from ddp_notebook.run.cells.options import what_to_record
+from ddp_notebook.run.cells.cell_options import what_to_record
 from tests.conftest import wait_until
 from tests.kernels import NotebookKernel
 

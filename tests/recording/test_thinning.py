@@ -16,7 +16,7 @@ from ddp_notebook.rank.record.flusher import _STEADY_S, Flusher
 from ddp_notebook.rank.record.metrics import LoggedValue
 from ddp_notebook.rank.record.value_sampling import FIRST_CALLS, FIRST_STEPS, PER_S, ValueSampling
 from ddp_notebook.records.schema import SPANS
-from ddp_notebook.run.cells.options import FULL_BYTES
+from ddp_notebook.run.cells.cell_options import FULL_BYTES
 from ddp_notebook.widgets.still import saved_page
 from tests.conftest import wait_until
 

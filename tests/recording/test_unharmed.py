@@ -22,7 +22,7 @@ from ddp_notebook.rank.record.metrics import LoggedValue
 from ddp_notebook.rank.record.resources import Resources
 from ddp_notebook.rank.remote_calls import Ran
 from ddp_notebook.records.codec import decode, encode
-from ddp_notebook.run.cells.options import what_to_record
+from ddp_notebook.run.cells.cell_options import what_to_record
 from tests.conftest import wait_until
 
 

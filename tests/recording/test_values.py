@@ -12,7 +12,7 @@ import pytest
 from ddp_notebook.lessons.collectives.theory import HAS_LISTS_TO_ALL
 from ddp_notebook.observe.views import Collective, Preview
 from ddp_notebook.records.schema import FIRST_BYTES, SAMPLE
-from ddp_notebook.run.cells.options import FULL_BYTES, what_to_record
+from ddp_notebook.run.cells.cell_options import FULL_BYTES, what_to_record
 
 # A tensor of each rank, from its generator `g`. The second ones have more elements than are inspected.
 SMALL = {

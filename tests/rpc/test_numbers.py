@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ddp_notebook.errors import RankDiedError, RankError
-from ddp_notebook.rank.rpc.agent import MOST_NUMBERS
+from ddp_notebook.rank.rpc.rpc_agent import MOST_NUMBERS
 from tests.test_rpc import CALL, DEFINITIONS, INIT, said
 
 SHOWN = """

@@ -17,7 +17,7 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError, SessionBrokenError
-from ddp_notebook.launch.starters.base import Starter
+from ddp_notebook.launch.starters.starter import Starter
 from tests.conftest import wait_until
 from tests.ssh import namespaces, sshd
 

@@ -12,7 +12,7 @@ import ddp_notebook
 from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import place_on_hosts
-from ddp_notebook.launch.starters import client as starter
+from ddp_notebook.launch.starters import ipyparallel_cluster as starter
 from tests.conftest import wait_until
 from tests.starters.conftest import invitations, said, sum_of
 

@@ -11,7 +11,7 @@ import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError, ClientError
 from ddp_notebook.launch.options import Mpi
 from ddp_notebook.launch.starters import choice
-from ddp_notebook.launch.starters.base import Starter, address_for, address_towards
+from ddp_notebook.launch.starters.starter import Starter, address_for, address_towards
 from tests.ssh import namespaces
 from tests.starters.conftest import said, sum_of
 

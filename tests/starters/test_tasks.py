@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.starters.base import Starter
+from ddp_notebook.launch.starters.starter import Starter
 from ddp_notebook.launch.starters.tasks import Tasks
 from ddp_notebook.launch.transports.base import LOOPBACK
 from ddp_notebook.launch.transports.callback import OutpostConnection

@@ -44,7 +44,7 @@ def main() -> None:
     # The stop button of VS Code sends SIGINT to all processes below the kernel. Agents handle it like torchrun.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: told.append("stop"))
-    command = [sys.executable, "-m", "ddp_notebook.launch.elastic.agent", *options]
+    command = [sys.executable, "-m", "ddp_notebook.launch.elastic.elastic_agent", *options]
     # If this process is killed, the agents end their workers as usual.
     with_us = functools.partial(processes.die_with_parent, os.getpid(), signal.SIGTERM)
     how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": with_us}

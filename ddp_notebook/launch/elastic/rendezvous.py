@@ -13,7 +13,7 @@ import socket
 import threading
 from typing import Any
 
-from ddp_notebook.launch.store import Server
+from ddp_notebook.launch.store_process import Server
 from ddp_notebook.wire.store import StoreAddress
 
 BACKEND = "ddp_notebook"  # value of --rdzv-backend

@@ -3,7 +3,7 @@
 host              one host as its owner sees it     ── messages ─┐
 owner/            the owner's side of the stream: requests with replies, and pings
 server            the process that forks ranks      ─────────────┘
-channel           the server's end of the stream between the two
+owner_channel     the server's end of the stream between the two
 preload           imports of the server, and facts about its host
 spawn             starts a process: a fork of the server, or a new interpreter
 child             the first steps of a forked or spawned process

@@ -48,9 +48,9 @@ def main(start: Start) -> None:
 
 
 def _store(_: Start, spec: StoreSpec) -> None:
-    from ddp_notebook.launch import store
+    from ddp_notebook.launch import store_process
 
-    store.main(spec)
+    store_process.main(spec)
 
 
 def _controller(_: Start, spec: ControllerSpec) -> None:

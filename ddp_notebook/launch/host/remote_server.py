@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping
 
 from ddp_notebook.launch import environment, processes
-from ddp_notebook.launch.host.channel import ServerEnd
+from ddp_notebook.launch.host.owner_channel import ServerEnd
 from ddp_notebook.registry import modes, private
 from ddp_notebook.wire import signals
 

@@ -32,9 +32,9 @@ import psutil
 
 from ddp_notebook.launch import environment, processes
 from ddp_notebook.launch.host import kill_causes, open_files, preflight_checks, termination, watchdog
-from ddp_notebook.launch.host.channel import ServerEnd
 from ddp_notebook.launch.host.files import Files
 from ddp_notebook.launch.host.kill_causes import OomKills
+from ddp_notebook.launch.host.owner_channel import ServerEnd
 from ddp_notebook.launch.host.pipes import ChildPipes, TextBuffer
 from ddp_notebook.launch.host.preflight_checks import Reach
 from ddp_notebook.launch.host.preload import preload, start_method

@@ -20,7 +20,7 @@
 keeper/          the keeper's process: starts the ranks, keeps their messages, and serves notebooks
 proxy            the cluster and its hosts in a notebook, through the keeper
 connect          start a keeper from a notebook, or attach to one
-remote           the notebook's end of the stream: requests, and incoming messages
+keeper_client    the notebook's end of the stream: requests, and incoming messages
 state            session state: hosts and processes, as sent to notebooks
 recording_store  the recording of the ranks, in files
 exception_data   exceptions of the keeper, as data

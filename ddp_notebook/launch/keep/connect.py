@@ -16,7 +16,7 @@ from ddp_notebook.launch import environment
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.descriptions import why_halted
 from ddp_notebook.launch.keep.exception_data import error_of
-from ddp_notebook.launch.keep.remote import KeeperClient
+from ddp_notebook.launch.keep.keeper_client import KeeperClient
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.messages.first_messages import Admitted, AttachSession, Refused
 from ddp_notebook.messages.framing import Numbered, pack_message

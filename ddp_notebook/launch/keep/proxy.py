@@ -10,7 +10,7 @@ from pathlib import Path
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.cluster import HANGS_S, Check, Cluster, Hosts, Listener, Startup
 from ddp_notebook.launch.host.owner.requests import HostSilentError
-from ddp_notebook.launch.keep.remote import KeeperClient
+from ddp_notebook.launch.keep.keeper_client import KeeperClient
 from ddp_notebook.launch.keep.state import folder_of, update
 from ddp_notebook.launch.membership.members import Renumbered
 from ddp_notebook.launch.placement import Placement
@@ -59,7 +59,7 @@ from ddp_notebook.messages.keeper import (
     TroubleRequest,
 )
 from ddp_notebook.registry import entries
-from ddp_notebook.wire.memory import SealedMemory
+from ddp_notebook.wire.shared_memory import SealedMemory
 
 
 class KeptCluster(Cluster):

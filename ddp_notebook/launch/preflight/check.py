@@ -42,7 +42,7 @@ def survey(asked: StartOptions, report: Callable[[str], None] = lambda _: None) 
         )
         reached = [answer for answer in answers if not answer.trouble]
         names = {answer.host for answer in reached}
-        found: list[compare.Finding] = []
+        found: list[compare.HostFinding] = []
         if not asked.is_here:
             found += _fatal([host for host in hosts.all if host.name in names], asked.port_range)
         hosts.fit = not found
@@ -56,15 +56,15 @@ def survey(asked: StartOptions, report: Callable[[str], None] = lambda _: None) 
             machines = {answer.host: answer.machine for answer in reached}
             plan = _tried(reached) + _words(placed(asked, facts, machines, {**os.environ, **asked.env}))
         except UsageError as error:
-            found.append(compare.Finding(sentence=str(error), is_fatal=True))
+            found.append(compare.HostFinding(sentence=str(error), is_fatal=True))
     return HostTable(answers=tuple(answers), findings=tuple(found), plan=plan)
 
 
-def _fatal(hosts: list[Any], ports: range) -> list[compare.Finding]:
+def _fatal(hosts: list[Any], ports: range) -> list[compare.HostFinding]:
     try:
         return fit.fatal(hosts, ports=ports)
     except DDPNotebookError as error:
-        return [compare.Finding(sentence=str(error), is_fatal=True)]
+        return [compare.HostFinding(sentence=str(error), is_fatal=True)]
 
 
 def _tried(answers: list[Answer]) -> str:

@@ -30,7 +30,7 @@ class Column(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class HostFinding:
     """A problem, its place in the table, and a fix."""
 
     sentence: str
@@ -107,7 +107,7 @@ def differing(column: Column, answers: Sequence[Answer]) -> list[str]:
     return [host for host, value in values.items() if value != most[0][0]]
 
 
-def versions(answers: Sequence[Answer]) -> list[Finding]:
+def versions(answers: Sequence[Answer]) -> list[HostFinding]:
     """Find different versions: values are sent between ranks and the notebook, and groups use torch's protocols."""
     found = []
     for title, fact in _FATAL.items():
@@ -123,7 +123,7 @@ def versions(answers: Sequence[Answer]) -> list[Finding]:
             said = ", ".join(f"{version} on {named(hosts)}" for version, hosts in by_version.items())
             right = by_version[__version__] if fact == "package" else max(by_version.values(), key=len)
             found.append(
-                Finding(
+                HostFinding(
                     sentence=f"{title} differs between hosts: {said}; install one version on all hosts",
                     marks=_marks(title, [host for host in by_host if host not in right]),
                     is_fatal=True,
@@ -132,14 +132,14 @@ def versions(answers: Sequence[Answer]) -> list[Finding]:
     return found
 
 
-def addresses(answers: Sequence[Answer]) -> list[Finding]:
+def addresses(answers: Sequence[Answer]) -> list[HostFinding]:
     """Find hosts on a loopback address: hosts reach each other at the address that the notebook uses."""
     alone = [answer for answer in answers if is_loopback(answer.facts["address"])]
     if not alone or len(alone) == len(answers):
         return []
     hosts = [answer.host for answer in alone]
     return [
-        Finding(
+        HostFinding(
             sentence=f"{named(hosts)} is the notebook's own machine, reached at {alone[0].facts['address']}, which "
             "other hosts cannot reach; set the address of its network in ~/.ssh/config (HostName)",
             marks=_marks("reached at", hosts),
@@ -148,7 +148,7 @@ def addresses(answers: Sequence[Answer]) -> list[Finding]:
     ]
 
 
-def connections(failed: Sequence[Unreached], ports: range = ANY) -> list[Finding]:
+def connections(failed: Sequence[Unreached], ports: range = ANY) -> list[HostFinding]:
     """Describe the network problem behind failed connections.
 
     Args:
@@ -167,7 +167,7 @@ def connections(failed: Sequence[Unreached], ports: range = ANY) -> list[Finding
     more = f", and {len(said) - _MOST_NAMED} more" if len(said) > _MOST_NAMED else ""
     targets = list(dict.fromkeys(one.target for one in failed))
     return [
-        Finding(
+        HostFinding(
             sentence=f"{', '.join(said[:_MOST_NAMED])}{more}; {_way_out(failed, ports)}",
             marks=_marks("reached at", targets),
             is_fatal=True,
@@ -196,7 +196,7 @@ def _way_out(failed: Sequence[Unreached], ports: range) -> str:
     )
 
 
-def remarks(answers: Sequence[Answer], directory: str) -> list[Finding]:
+def remarks(answers: Sequence[Answer], directory: str) -> list[HostFinding]:
     """Find problems that do not prevent a group but that the user should know.
 
     Args:
@@ -209,13 +209,13 @@ def remarks(answers: Sequence[Answer], directory: str) -> list[Finding]:
     return [finding for found in every for finding in found]
 
 
-def _bound(answers: Sequence[Answer]) -> list[Finding]:
+def _bound(answers: Sequence[Answer]) -> list[HostFinding]:
     few = [answer for answer in answers if answer.facts["cores"] < answer.facts["machine_cores"]]
     if not few:
         return []
     hosts = [answer.host for answer in few]
     return [
-        Finding(
+        HostFinding(
             sentence=f"{named(hosts)}: ranks can use only {_cores(few[0])} cores, because their starter binds "
             'them. Open MPI binds a task to one core (--mpi "--bind-to none"), Slurm to the requested cores '
             "(--cpus-per-task)",
@@ -224,7 +224,7 @@ def _bound(answers: Sequence[Answer]) -> list[Finding]:
     ]
 
 
-def _unlike(answers: Sequence[Answer]) -> list[Finding]:
+def _unlike(answers: Sequence[Answer]) -> list[HostFinding]:
     """Find hosts that differ from the others in hardware, and so in speed."""
     most_mib = max(answer.facts["memory_mib"] for answer in answers)
     unlike = {column.title: differing(column, answers) for column in COLUMNS if column.title in _OF_SPEED}
@@ -234,7 +234,7 @@ def _unlike(answers: Sequence[Answer]) -> list[Finding]:
         return []
     said = ", ".join(f"{title} of {named(hosts)}" for title, hosts in unlike.items())
     return [
-        Finding(
+        HostFinding(
             sentence=f"hosts differ: {said}; all ranks wait for the slowest; set the number of ranks of "
             "each host with --hosts NAME:N",
             marks=frozenset[tuple[str, str]]().union(*(_marks(title, hosts) for title, hosts in unlike.items())),
@@ -242,14 +242,14 @@ def _unlike(answers: Sequence[Answer]) -> list[Finding]:
     ]
 
 
-def _strangers(answers: Sequence[Answer]) -> list[Finding]:
+def _strangers(answers: Sequence[Answer]) -> list[HostFinding]:
     users = {answer.host: answer.site["user"] for answer in answers}
     if len(set(users.values())) < 2:
         return []
     [column] = [column for column in COLUMNS if column.title == "user"]
     said = ", ".join(f"{user or 'nobody'} on {host}" for host, user in users.items())
     return [
-        Finding(
+        HostFinding(
             sentence=f"the user differs between hosts: {said}; a user may not be able to read the files of another "
             "(User in ~/.ssh/config)",
             marks=_marks("user", differing(column, answers)),
@@ -257,14 +257,14 @@ def _strangers(answers: Sequence[Answer]) -> list[Finding]:
     ]
 
 
-def _apart(answers: Sequence[Answer], directory: str) -> list[Finding]:
+def _apart(answers: Sequence[Answer], directory: str) -> list[HostFinding]:
     hosts = [answer.host for answer in answers if _directory(answer) in (_ANOTHER, _MISSING)]
     if not hosts:
         return []
     without = [answer.host for answer in answers if _directory(answer) == _MISSING]
     where = f"; ranks of {named(without)} begin in the home directory" if without else ""
     return [
-        Finding(
+        HostFinding(
             sentence=f"{directory} of the notebook is not shared with {named(hosts)}: files that cells import or "
             f"read must exist there too (--sync DIR sends them){where}",
             marks=_marks("directory", hosts),
@@ -272,12 +272,12 @@ def _apart(answers: Sequence[Answer], directory: str) -> list[Finding]:
     ]
 
 
-def _late(answers: Sequence[Answer]) -> list[Finding]:
+def _late(answers: Sequence[Answer]) -> list[HostFinding]:
     late = [answer.host for answer in answers if abs(answer.clock_ns) - answer.clock_error_ns > _CLOCK_NS]
     if not late:
         return []
     return [
-        Finding(
+        HostFinding(
             sentence=f"the clock of {named(late)} differs from the notebook's, so times of files and logs differ; set "
             "it with NTP, such as chrony (the recording measures the difference of clocks itself)",
             marks=_marks("clock", late),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ddp_notebook.errors import StartError
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.preflight.compare import Finding, addresses, connections, versions
+from ddp_notebook.launch.preflight.compare import HostFinding, addresses, connections, versions
 from ddp_notebook.launch.preflight.pairs import try_pairs
 from ddp_notebook.launch.preflight.query import Answer, ask_all
 from ddp_notebook.launch.preflight.table import HostTable
@@ -15,7 +15,7 @@ from ddp_notebook.launch.transports.ports import ANY
 _TABLE_S = 5.0
 
 
-def fatal(hosts: Sequence[Host], check: Callable[[], None] = lambda: None, ports: range = ANY) -> list[Finding]:
+def fatal(hosts: Sequence[Host], check: Callable[[], None] = lambda: None, ports: range = ANY) -> list[HostFinding]:
     """Return problems that keep a group of these hosts from forming.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddp_notebook.launch.preflight.compare import COLUMNS, Finding
+from ddp_notebook.launch.preflight.compare import COLUMNS, HostFinding
 from ddp_notebook.launch.preflight.query import Answer
 
 _MARK = "*"
@@ -25,7 +25,7 @@ class HostTable:
     """
 
     answers: tuple[Answer, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[HostFinding, ...] = ()
     plan: str = ""  # ranks of a start, in words
     script: str = ""  # script or command of a start, if a launcher starts the hosts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_notebook.launch.options import Client, Mpi, Profile, Slurm, StartOptions
-from ddp_notebook.launch.starters.base import Starter
+from ddp_notebook.launch.starters.starter import Starter
 
 
 def choose(options: StartOptions) -> Starter | None:
@@ -26,7 +26,7 @@ def choose(options: StartOptions) -> Starter | None:
 
             return ProfileStarter(name, options.world_size, python)
         case Client(cluster=cluster, python=python):
-            from ddp_notebook.launch.starters.client import ClientStarter
+            from ddp_notebook.launch.starters.ipyparallel_cluster import ClientStarter
 
             return ClientStarter(cluster, python)
     return None

@@ -19,7 +19,7 @@ from typing import IO
 from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.defaults import file
-from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_for, address_towards
+from ddp_notebook.launch.starters.starter import OUTPOST, Starter, address_for, address_towards
 from ddp_notebook.launch.transports.ssh_config import host_name
 from ddp_notebook.registry import private
 from ddp_notebook.wire import signals

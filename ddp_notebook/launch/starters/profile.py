@@ -21,8 +21,8 @@ from typing import Any
 
 from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.starters import launchers
-from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_for, address_towards
 from ddp_notebook.launch.starters.mpi import explain_log
+from ddp_notebook.launch.starters.starter import OUTPOST, Starter, address_for, address_towards
 from ddp_notebook.launch.transports import folders
 from ddp_notebook.launch.transports.base import LOOPBACK
 from ddp_notebook.launch.transports.ssh_config import host_name

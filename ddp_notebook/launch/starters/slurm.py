@@ -20,8 +20,8 @@ from pathlib import Path
 
 from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.starters import slurm_queue
-from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_towards, shared_folder
 from ddp_notebook.launch.starters.slurm_queue import SlurmJob, SlurmJobState
+from ddp_notebook.launch.starters.starter import OUTPOST, Starter, address_towards, shared_folder
 from ddp_notebook.launch.transports import cleanup_process
 from ddp_notebook.launch.transports.base import LOOPBACK
 from ddp_notebook.registry import modes, private

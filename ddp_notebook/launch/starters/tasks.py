@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ddp_notebook.launch.starters.base import Starter, shared_folder
+from ddp_notebook.launch.starters.starter import Starter, shared_folder
 from ddp_notebook.launch.transports import cleanup_process
 from ddp_notebook.launch.transports.callback import OutpostConnection, OutpostListener
 from ddp_notebook.launch.transports.outpost import VARIABLE

@@ -177,8 +177,8 @@ class LocalTransport(Transport):
 
 def main(stream_fd: int, owner_pid: int, owner_start: float, directory: str, large_directory: str) -> None:
     """Run the host server: entry point of its process."""
-    from ddp_notebook.launch.host import channel, server  # imported here because its owner does not need them
+    from ddp_notebook.launch.host import owner_channel, server
 
     owner = (owner_pid, owner_start)
-    stream = channel.ServerEnd.of(socket.socket(fileno=stream_fd))
+    stream = owner_channel.ServerEnd.of(socket.socket(fileno=stream_fd))
     server.main(stream, lambda: processes.is_running(owner), directory, large_directory)

@@ -23,7 +23,7 @@ from types import FrameType
 from urllib.parse import urlsplit
 
 from ddp_notebook.launch.host import remote_server
-from ddp_notebook.launch.host.channel import ServerEnd
+from ddp_notebook.launch.host.owner_channel import ServerEnd
 from ddp_notebook.launch.transports.base import OWN_NUMBER
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.first_messages import Invitation, from_line, to_line

@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.host import remote_server
-from ddp_notebook.launch.host.channel import ServerEnd
+from ddp_notebook.launch.host.owner_channel import ServerEnd
 from ddp_notebook.launch.transports import folders, reconnecting, remote_python
 from ddp_notebook.launch.transports.base import BEAT_S, LEASE_S, LOOPBACK, Transport
 from ddp_notebook.launch.transports.ssh_config import ssh_command

@@ -1,7 +1,7 @@
 """DDP from the inside.
 
 inside          a model in DDP on the running ranks: stages, runs at full speed, comparisons
-options         options of the model and its training
+inside_options  options of the model and its training
 stages          a training step in five stages
 driver          runs the cells that control the model on the ranks
 ranks           the code on each rank

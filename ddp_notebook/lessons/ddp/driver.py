@@ -10,7 +10,7 @@ from ddp_notebook import RecordOptions
 
 if TYPE_CHECKING:
     from ddp_notebook import Agreement, Session
-    from ddp_notebook.lessons.ddp.options import Options
+    from ddp_notebook.lessons.ddp.inside_options import Options
 
 Numbers = Mapping[int, list[float]]  # by rank
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.ddp.driver import Driver
-from ddp_notebook.lessons.ddp.options import Options
+from ddp_notebook.lessons.ddp.inside_options import Options
 from ddp_notebook.lessons.ddp.runs import Run
 from ddp_notebook.lessons.ddp.stages import Stage, Stages
 from ddp_notebook.lessons.ddp.times import StepSpan

@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.lessons.ddp.options import Options
+from ddp_notebook.lessons.ddp.inside_options import Options
 
 if TYPE_CHECKING:  # torch exports it as dist.GradBucket, but not in its type information
     from torch._C._distributed_c10d import GradBucket

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_notebook.lessons.ddp.options import Options
+from ddp_notebook.lessons.ddp.inside_options import Options
 from ddp_notebook.lessons.ddp.stages import show
 from ddp_notebook.lessons.ddp.times import StepSpan, medians_ms
 from ddp_notebook.observe.views import WARM_UP, settled

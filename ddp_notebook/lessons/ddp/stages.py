@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddp_notebook import Agreement
     from ddp_notebook.display import Picture
     from ddp_notebook.lessons.ddp.driver import Driver, Numbers
-    from ddp_notebook.lessons.ddp.options import Options
+    from ddp_notebook.lessons.ddp.inside_options import Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

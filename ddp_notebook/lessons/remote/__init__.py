@@ -1,6 +1,6 @@
 """Calls to other ranks, and remote references.
 
-rpc       one program: guess, run it on the ranks, step through its recording
-scenes    the programs: explanation, question, and the answer from the recording
-programs  the code that the ranks run
+rpc_program  one program: guess, run it on the ranks, step through its recording
+scenes       the programs: explanation, question, and the answer from the recording
+programs     the code that the ranks run
 """

@@ -13,8 +13,8 @@ import numpy as np
 from ddp_notebook.observe.report.bubbles import Bubble
 from ddp_notebook.observe.report.cores import CoreUse
 from ddp_notebook.observe.report.loading import Loader, Started, loading
-from ddp_notebook.observe.report.memory import FAULT_NS
-from ddp_notebook.observe.report.network import NetworkTimes
+from ddp_notebook.observe.report.network_waits import NetworkTimes
+from ddp_notebook.observe.report.page_faults import FAULT_NS
 from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.steps.waits import fewest_steps
 from ddp_notebook.observe.tables.matching import Numbers, RowSource

@@ -31,10 +31,10 @@ from ddp_notebook.observe.report.advice import StepParts, gradients_of, is_shard
 from ddp_notebook.observe.report.bubbles import bubbles
 from ddp_notebook.observe.report.cores import CoreUse, shared, taken
 from ddp_notebook.observe.report.loading import loader_of, started_in
-from ddp_notebook.observe.report.memory import page_faults
-from ddp_notebook.observe.report.network import network
+from ddp_notebook.observe.report.network_waits import network
 from ddp_notebook.observe.report.outside import WORKERS_OUTSIDE, Outside, Row, outside
-from ddp_notebook.observe.report.remote import served
+from ddp_notebook.observe.report.page_faults import page_faults
+from ddp_notebook.observe.report.rpc_sentences import served
 from ddp_notebook.observe.steps.run import TrainingRun, run_of
 from ddp_notebook.observe.steps.steps import StepTable, measure
 from ddp_notebook.observe.steps.waits import straggler_of

@@ -39,8 +39,8 @@ from ddp_notebook.observe.tables.matching import (
     match_collectives,
     match_messages,
 )
-from ddp_notebook.observe.tables.remote import latest
 from ddp_notebook.observe.tables.ring_buffer import select
+from ddp_notebook.observe.tables.rpc_rows import latest
 from ddp_notebook.observe.views import WARM_UP, Bucket, Step
 from ddp_notebook.records.schema import ORIGINS, RPC_KINDS, RPC_SIDES, SPANS, Rows
 

@@ -7,7 +7,7 @@ metric_thinning  earlier values of metrics, thinned when the table is full
 text_table       texts by number
 meanings         codes, texts and rows as objects
 collectives      calls as a sequence
-remote           RPC calls, remote references, distributed autograd
+rpc_rows         RPC calls, remote references, distributed autograd
 matching         matches a collective on all its ranks, and the two ends of a message
 parts            rows of one cell, and other parts of a recording
 frames           tables for pandas

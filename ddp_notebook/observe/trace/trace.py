@@ -34,7 +34,7 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.remote import RemoteCall
 from ddp_notebook.observe.steps.steps import steps
 from ddp_notebook.observe.tables.matching import RowSource, in_cell, label_of
-from ddp_notebook.observe.tables.remote import calls as remote_calls
+from ddp_notebook.observe.tables.rpc_rows import calls as remote_calls
 from ddp_notebook.observe.trace import profiles as torch_profiles
 from ddp_notebook.observe.trace.communication import add_calls
 from ddp_notebook.observe.trace.tracks import Point, Slice, Trace

@@ -6,7 +6,7 @@ interpreter       restores the state of the Python interpreter after a cell
 needed_modules    restores functions of modules after the event loop or IPython failed
 isolation         operations that a cell must not perform, and objects that it must not leave
 signal_handlers   signals of the session, and SIGINT and SIGTERM from other processes
-phases            phases in which the main thread runs code of this package only
+internal_phases   phases in which the main thread runs code of this package only
 background_code   user code that runs outside of cells, and may start operations
 current_line      current position of the main thread in the user's code
 streams           text on the pipes behind fd 1 and 2, and the marks in it

@@ -15,7 +15,7 @@ from torch.distributed import is_initialized
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import CellDone, Comm, Display, InputReply, Interrupt, RunCell, Taken
 from ddp_notebook.rank import pymp, reserve, shortage
-from ddp_notebook.rank.cell import isolation, kernel_api, phases, transforms
+from ddp_notebook.rank.cell import internal_phases, isolation, kernel_api, transforms
 from ddp_notebook.rank.cell.current_line import OURS
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, first_line, known_words, notes_of, words
 from ddp_notebook.rank.cell.interpreter import Interpreter, put_names_back, write_to_stderr
@@ -244,7 +244,9 @@ class Runner:
         self._interrupted = False  # before the next line: a later interrupt belongs to this cell and must not be lost
         done: CellDone | float
         try:
-            phases.start_cell(lambda: reserve.use_patiently(lambda: self._begin(cell), time.monotonic() + _PATIENCE_S))
+            internal_phases.start_cell(
+                lambda: reserve.use_patiently(lambda: self._begin(cell), time.monotonic() + _PATIENCE_S)
+            )
             done = await self._run_guarded(cell)
         except MemoryError:
             reserve.use_patiently(lambda: self.lose(cell.cell))
@@ -260,9 +262,9 @@ class Runner:
             print(*done.traceback, "this process can no longer use its GPU, and ends", sep="\n", file=sys.stderr)
             self._streams.flush()
             os._exit(1)  # the notebook treats this as a dead rank with this message, and replaces it
-        phases.send_output(lambda: reserve.use_patiently(self._outgoing.flush))
+        internal_phases.send_output(lambda: reserve.use_patiently(self._outgoing.flush))
         self.running = None  # before the notebook receives the end, because it may then request the state
-        phases.send_output(lambda: self._send_end(cell.cell, done))
+        internal_phases.send_output(lambda: self._send_end(cell.cell, done))
         if self._collects:
             asyncio.get_running_loop().call_later(_COLLECT_AFTER_S, self._collect)
 
@@ -281,7 +283,7 @@ class Runner:
         """
         if self._collects:
             self._collects = False
-            phases.clean_up(gc.collect)
+            internal_phases.clean_up(gc.collect)
 
     def _begin(self, cell: RunCell) -> None:
         """Prepare this process for a cell. May be called again after a MemoryError."""
@@ -318,7 +320,7 @@ class Runner:
         result: ExecutionResult | None = None
         failure: BaseException | None = None
         try:
-            result = await self._execute(phases.start_cell(lambda: self._prepare(cell)))
+            result = await self._execute(internal_phases.start_cell(lambda: self._prepare(cell)))
         except BaseException as error:  # not caught by IPython; the notebook must get it
             self._may_raise = False  # from here on an exception would end the rank's event loop
             failure = _of_compiler(error)
@@ -330,7 +332,7 @@ class Runner:
             self._task = None
             self._handlers.put_back()
         duration_s = time.perf_counter() - started
-        return phases.clean_up(lambda: self._finish(cell, result, failure, duration_s, had_group=had_group))
+        return internal_phases.clean_up(lambda: self._finish(cell, result, failure, duration_s, had_group=had_group))
 
     def _prepare(self, cell: RunCell) -> str:
         """Prepare the shell and the features for a cell. Return the code to run."""
@@ -418,7 +420,7 @@ class Runner:
     async def _execute(self, code: str) -> ExecutionResult:
         """Do the same as the shell's `run_cell`, on the running event loop."""
         shell, result = self._shell, None
-        how = phases.start_cell(lambda: self._transform(code))
+        how = internal_phases.start_cell(lambda: self._transform(code))
         suspends = _may_await(code) and shell.should_run_async(code, **how)
         reserve.begin_cell()
         cell = shell.run_cell_async(code, store_history=True, **how)
@@ -429,7 +431,7 @@ class Runner:
             return result
         finally:
             cell.close()  # otherwise Python warns about a coroutine that was never awaited
-            phases.clean_up(lambda: self._after_code(result))
+            internal_phases.clean_up(lambda: self._after_code(result))
 
     def _transform(self, code: str) -> dict[str, Any]:
         """Return the transformed code of a cell, or the error of its transformation, as arguments of IPython."""

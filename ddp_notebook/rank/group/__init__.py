@@ -15,8 +15,8 @@ guard/             compares calls between ranks before they start
 release            releases the main thread from a blocked wait
 waiting            replaces waits in C++ by waits that Python's interrupt can end
 connections/       gloo connections: track, close, and reconnect them without new group objects
-identities         objects that collectives belong to: FSDP's groups of parameters, DDP models
-threads            threads that call collectives of one group
+collective_owners  objects that collectives belong to: FSDP's groups of parameters, DDP models
+calling_threads    threads that call collectives of one group
 deferred_destroy   keeps destroyed groups alive for a while
 stores             clients of the session's store
 authentication     MACs for pickles that are sent over gloo

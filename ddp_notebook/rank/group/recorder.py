@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d
 
 from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.calls import KINDS, Call, CollectiveMismatchError, Group, timeout_of
-from ddp_notebook.rank.group.identities import Identities
+from ddp_notebook.rank.group.collective_owners import Identities
 from ddp_notebook.rank.group.kernels import lazy_bits
 from ddp_notebook.rank.group.kernels.kernel import Kernel
 from ddp_notebook.rank.group.kernels.repeats import Repeating
@@ -36,7 +36,7 @@ from ddp_notebook.stdlib import threading, time, weakref
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.guard.board import Board
-    from ddp_notebook.rank.group.guard.ledger import Difference
+    from ddp_notebook.rank.group.guard.ledger import CallDifference
     from ddp_notebook.rank.record.event_buffer import EventBuffer
     from ddp_notebook.rank.record.training.buckets import Backward
 
@@ -86,7 +86,7 @@ class Recorder:
         # Called before each operation. It may raise, or return the tensors with which a message starts.
         self.guard: Callable[[Call], Sequence[torch.Tensor] | None] | None = None
         # Called if a repeated call differs from that of another rank. It may raise.
-        self.differs: Callable[[Call, Difference], None] = lambda call, found: None
+        self.differs: Callable[[Call, CallDifference], None] = lambda call, found: None
         # Called with the group and the parameters' names of a new DDP model or FSDP module. It may raise.
         self.claim: Callable[[Group, int, int, Sequence[str]], None] = lambda group, rank, identity, names: None
         self.instead: Callable[[Kernel, tuple[Any, ...]], Any] | None = None  # called instead of every operation

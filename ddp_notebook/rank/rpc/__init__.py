@@ -2,10 +2,10 @@
 
 open_calls         calls of this rank without an answer
 send_hooks         hooks around the torch functions that send a call
-agent              the RPC agent of the process, which lives as long as the process
+rpc_agent          the RPC agent of the process, which lives as long as the process
 worker_rendezvous  rendezvous of the workers at the session's store
 functions          functions of cells, which a callee may not have yet, or in another version
-values             waits for the values of remote references, and errors for lost values
+rref_values        waits for the values of remote references, and errors for lost values
 interruptible      waits in C++ that an interrupt cannot reach
 failed_calls       error messages for calls whose callee has ended
 running            execution of calls on the callee, and its error messages
@@ -15,5 +15,5 @@ context_ids        ids of distributed autograd, with ranks in them as in plain t
 feature            hooks of the RPC feature
 rpc_functions      replacements of `init_rpc`, `shutdown` and the lookup of workers
 
-record/            calls, remote references and distributed autograd as recorded rows
+record/  calls, remote references and distributed autograd as recorded rows
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_notebook.rank.cell.exceptions import words
 from ddp_notebook.rank.remote_calls import Sent
-from ddp_notebook.rank.rpc.agent import Worker
+from ddp_notebook.rank.rpc.rpc_agent import Worker
 from ddp_notebook.rank.rpc.workers import words_of
 from ddp_notebook.stdlib import re
 

@@ -18,7 +18,7 @@ INVOKES = tuple(  # torch functions that send a call
 )
 _SHORTEST_S = 0.5  # shorter waits are not reported
 # Modules whose functions only torch and this package call, not programs.
-_NOT_OF_PROGRAMS = "torch.distributed.rpc.api", "ddp_notebook.rank.rpc.values"
+_NOT_OF_PROGRAMS = "torch.distributed.rpc.api", "ddp_notebook.rank.rpc.rref_values"
 _HELPERS = {"_call_method", "call_method", "_remote_method", "_async_on_rref"}  # helper functions of torch tutorials
 _TIMEOUTS = "RPCErr:1:", "RPCErr:2:"  # prefixes of errors: a timeout, and a timeout that a test requested
 _times: Iterator[int] = iter(time.monotonic_ns, -1)

@@ -36,17 +36,17 @@ from ddp_notebook.rank.group.arguments import InitArguments
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.rank.patching import replace
 from ddp_notebook.rank.remote_calls import NO_RANK, NO_WORKER
-from ddp_notebook.rank.rpc.agent import RpcAgent, Worker, note_ways
 from ddp_notebook.rank.rpc.context_ids import ContextIds
 from ddp_notebook.rank.rpc.failed_calls import LostWorkers
 from ddp_notebook.rank.rpc.functions import CellPickler
 from ddp_notebook.rank.rpc.interruptible import elsewhere_if_unseen
 from ddp_notebook.rank.rpc.open_calls import INVOKES, RpcCalls
 from ddp_notebook.rank.rpc.record.call_stack import numbered
+from ddp_notebook.rank.rpc.rpc_agent import RpcAgent, Worker, note_ways
+from ddp_notebook.rank.rpc.rref_values import Values
 from ddp_notebook.rank.rpc.running import reader, runner
 from ddp_notebook.rank.rpc.send_hooks import RpcSender
 from ddp_notebook.rank.rpc.serving import Serving
-from ddp_notebook.rank.rpc.values import Values
 from ddp_notebook.rank.rpc.worker_rendezvous import WorkerRendezvous
 from ddp_notebook.rank.rpc.workers import WorkerNames, words_of
 from ddp_notebook.stdlib import contextlib, functools, os, re

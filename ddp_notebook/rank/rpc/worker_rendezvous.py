@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group.stores import connect
-from ddp_notebook.rank.rpc.agent import Worker
+from ddp_notebook.rank.rpc.rpc_agent import Worker
 from ddp_notebook.stdlib import json, time
 
 _LOOK_S = 0.001  # initial polling interval

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch._C._distributed_rpc import WorkerInfo
 
-from ddp_notebook.rank.rpc.agent import Worker
+from ddp_notebook.rank.rpc.rpc_agent import Worker
 
 
 class WorkerNames:

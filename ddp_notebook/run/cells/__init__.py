@@ -2,7 +2,7 @@
 
 cells            sends cells one after the other
 cell_messages    routes messages of ranks to their cell
-options          options on a cell's magic line
+cell_options     options on a cell's magic line
 run_queue        access to the ranks: one cell, transfer or healing at a time
 cell             a running cell: collects its output and results
 watch            waits for one cell; watches for unreachable hosts, stopped processes, and ranks that wait for ranks

@@ -21,8 +21,8 @@ from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, pre
 from ddp_notebook.run.cells.result import CellResult, raise_if_bad
 from ddp_notebook.run.cells.run_queue import QueueSlot, RunQueue
 from ddp_notebook.run.cells.watch import NOTEBOOK, Halt, Reached, SideView, Waiter, Watch
-from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.groups.probe import RankProbe
+from ddp_notebook.run.groups.rank_view import Views
 from ddp_notebook.run.groups.recovery import Recovery
 from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls, still_running
 from ddp_notebook.run.output.display_target import DisplayTarget

@@ -13,7 +13,8 @@ from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.records.words import group_by_value, line_of, list_ranks, name_ranks
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt
-from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do
+from ddp_notebook.run.groups.diagnosis import by_what_they_do
+from ddp_notebook.run.groups.rank_view import Views
 from ddp_notebook.run.notebook_kernel import ipython
 
 _NOT_YET = "the cell continues there until it ends, or until %ddp_interrupt ends it"

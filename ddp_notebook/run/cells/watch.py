@@ -22,7 +22,8 @@ from typing import NamedTuple, Protocol
 from ddp_notebook.messages.ranks import InputReply, InputRequest
 from ddp_notebook.run.cells.cell import CellRun, OutputItem
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts
-from ddp_notebook.run.groups.diagnosis import LeftBehind, Views, left_behind, stuck, verdict
+from ddp_notebook.run.groups.diagnosis import LeftBehind, left_behind, stuck, verdict
+from ddp_notebook.run.groups.rank_view import Views
 from ddp_notebook.run.output.card import STOP
 from ddp_notebook.run.output.screen import Screen
 

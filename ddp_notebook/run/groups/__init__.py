@@ -4,6 +4,7 @@ ranks           methods of `session.ranks`: heal, resize, reform, fault
 liveness        liveness checks, and the errors for dead ranks
 probe           activity of each rank: from its own answer, or inspected from outside
 rank_states     state of each rank as the table of `%ddp_status`; cells that keep ranks from answering
+rank_view       activity of one rank, as far as the notebook knows it
 diagnosis       which rank waits for which, as a sentence: the text of the hang card
 reasons         facts about messages, training loops and stores, for the sentence of a diagnosis
 rpc_waits       sentences about RPC calls that ranks wait for or serve

@@ -3,80 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 from ddp_notebook.records.names import readable
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.threads import advice
-from ddp_notebook.records.words import group_by_value, line_of, list_ranks
-from ddp_notebook.run.groups.reasons import LoopFacts, StoreWait, in_stores, is_on_its_way, loop_facts, missing_message
-from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls
+from ddp_notebook.records.words import group_by_value, list_ranks
+from ddp_notebook.run.groups.rank_view import NOTHING_REMOTE, RankView, Views
+from ddp_notebook.run.groups.reasons import in_stores, is_on_its_way, loop_facts, missing_message
 
-NOTHING_REMOTE = OpenRemoteCalls()
-State = Literal["waiting", "running", "internal", "silent", "failed", "ended", "outside", "died"]
 _SOON_S = 60.0  # an operation whose own limit ends it this soon is not ended by the notebook
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankView:
-    """Activity of one rank, as far as the notebook knows it."""
-
-    rank: int
-    # in an operation, in code, in code of this package, unresponsive, failed, done with the cell, not in the cell, dead
-    state: State
-    place: str = ""  # "cell line 7, in all_reduce"; for a dead rank the cause of death
-    operation: Operation | None = None  # operation in which it waits
-    host: str = ""  # its host, if the ranks are on several hosts
-    thread: str = ""  # name of another thread if that one waits in `operation`; `state` is that of the main thread
-    runs: Literal["cell", "script"] = "cell"
-    remote: OpenRemoteCalls = NOTHING_REMOTE  # RPC calls that it waits for and serves
-    child: str = ""  # command of the child process that the main thread waits for
-    child_s: float = 0.0  # duration of that wait
-    store: StoreWait | None = None  # wait of the main thread at a store
-    counts: Mapping[str, Any] = field(default_factory=dict)  # numbers of its operations, by name of the group in torch
-    background: str = ""  # code that may start operations although the rank has ended the cell
-    is_heard: bool = True  # False: nothing is known about its code outside the cell
-    may_serve: bool = False  # other ranks may call its functions by RPC
-    loop: LoopFacts | None = None  # training loop of the cell
-
-    @property
-    def since_s(self) -> float:
-        if self.operation is not None:
-            return self.operation.since_s
-        return self.remote.since_s or (0.0 if self.store is None else self.store.since_s)
-
-    @property
-    def doing(self) -> str:
-        """Return its activity as text that follows `"rank 3: "`."""
-        match self.state:
-            case "waiting":
-                assert self.operation is not None
-                operation = self.operation
-                size = operation.size if operation.shapes else ""
-                inside = ", ".join(filter(None, [operation.meaning, operation.what, size, line_of(self.place)]))
-                return f"waiting in {operation}" + (f" ({inside})" if inside else "")
-            case "running" if self.store is not None:
-                return f"waiting {self.store}" + (f" ({line_of(self.place)})" if self.place else "")
-            case "running" | "internal":
-                beside = f", and {self.thread} is waiting in {self.operation}" if self.thread else ""
-                if self.state == "internal":
-                    return f"{self.place}{beside}"
-                return f"at {self.place or f'no line of the {self.runs}'}{beside}"
-            case "silent":
-                return f"no answer: {self.place}" if self.place else "no answer"
-            case "failed":
-                return f"has failed, and formats its traceback: {self.place}"
-            case "ended":
-                on = f"{self.background} goes on" if self.background else ""
-                return "; ".join(filter(None, [f"ended the {self.runs}", self.remote.serving or on]))
-            case "outside":
-                return "not in this cell" if self.runs == "cell" else "not seen from here"
-            case "died":
-                return f"gone: {self.place}"
-
-
-Views = Mapping[int, RankView]
 
 
 class Absences:

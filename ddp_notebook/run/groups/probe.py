@@ -17,8 +17,7 @@ from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.phases import WORDS, phase_in
 from ddp_notebook.records.words import in_function, is_whole_stack
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.groups.diagnosis import RankView, State, Views
-from ddp_notebook.run.groups.reasons import LoopFacts, StoreWait
+from ddp_notebook.run.groups.rank_view import LoopFacts, RankView, State, StoreWaitView, Views
 from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls
 from ddp_notebook.run.rank_requests import Questions
 
@@ -231,7 +230,7 @@ def of_vitals(rank: int, vitals: Vitals, runs: Literal["cell", "script"] = "cell
     remote = OpenRemoteCalls.of_vitals(vitals.remote)
     counts, loop = vitals.group.get("counts", {}), _loop_of(vitals)
     if vitals.operation is None:
-        store = StoreWait.of_vitals(vitals.store, vitals.where)
+        store = StoreWaitView.of_vitals(vitals.store, vitals.where)
         child, child_s = vitals.child.get("command", ""), vitals.child.get("since_s", 0.0)
         return RankView(
             rank=rank,

@@ -3,74 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_notebook.records.operation import Operation
-from ddp_notebook.records.words import called_of, group_by_value, list_ranks
-
-if TYPE_CHECKING:
-    from ddp_notebook.run.groups.diagnosis import RankView, Views
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopFacts:
-    """Counts of the training loop of a cell on one rank, see `rank.record.training.loaders`."""
-
-    steps: int  # optimizer steps
-    backwards: int = 0
-    drawn: Mapping[str, int] = field(default_factory=dict)  # batches by loader
-    passes: Mapping[str, Sequence[int]] = field(default_factory=dict)  # number of the last pass, and its batches
-    ended: Sequence[str] = ()  # loaders whose last pass has ended
-
-    @property
-    def words(self) -> str:
-        """Return the counts as text, such as `"2 optimizer steps with 3 batches"`."""
-        batches = sum(self.drawn.values())
-        parts = [
-            _count(batches, "batch", "batches") if batches else "",
-            _count(self.backwards, "backward pass", "backward passes") if self.backwards != self.steps else "",
-        ]
-        told = " and ".join(filter(None, parts))
-        return _count(self.steps, "optimizer step", "optimizer steps") + (f" with {told}" if told else "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreWait:
-    """Wait of a rank at a store, see `rank.group.waiting.StoreWait`."""
-
-    call: str  # function of the user: "store.get", "new_group"
-    keys: tuple[str, ...] = ()
-    what: str = ""
-    is_of_session: bool = False
-    since_s: float = 0.0
-    limit_s: float = 0.0
-
-    @classmethod
-    def of_vitals(cls, told: Mapping[str, Any], place: str) -> StoreWait | None:
-        """Create it from a rank's answer; None if the rank waits at no store, or for a function that is not named.
-
-        Args:
-            place: position of the main thread.
-        """
-        if not told:
-            return None
-        call = told["call"] or called_of(place).partition(" ")[0]
-        return cls(**{**told, "call": call, "keys": tuple(told["keys"])}) if call else None
-
-    def __str__(self) -> str:
-        if self.keys:
-            return f"in {self.call} for {_list_keys(self.keys)}"
-        return f"in {self.call} for {self.what or 'other ranks'}"
-
-
-def _list_keys(keys: Sequence[str]) -> str:
-    return f"key{'s' * (len(keys) > 1)} {' and '.join(map(repr, keys))}"
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
-
+from ddp_notebook.records.words import group_by_value, list_ranks
+from ddp_notebook.run.groups.rank_view import RankView, Views, counted
 
 # ---- messages
 
@@ -164,7 +101,7 @@ def loop_facts(views: Views, missing: Sequence[int], waiters: Sequence[int], ope
         number, fewer = ended.passes.get(name, (0, 0))
         its_number, more = waits.passes.get(name, (0, 0))
         if number == its_number and fewer < more:
-            facts += f". The data of rank {missing[0]} ended after {_count(fewer, 'batch', 'batches')}, and rank "
+            facts += f". The data of rank {missing[0]} ended after {counted(fewer, 'batch', 'batches')}, and rank "
             facts += f"{waiters[0]} has taken {more}"
             return facts + (_JOIN if operation.origin == "ddp" else _NO_JOIN)
     return facts

@@ -24,7 +24,7 @@ from ddp_notebook.run.session_hooks import SessionFeature
 from ddp_notebook.status import as_table
 
 if TYPE_CHECKING:
-    from ddp_notebook.launch.keep.remote import KeeperClient
+    from ddp_notebook.launch.keep.keeper_client import KeeperClient
     from ddp_notebook.messages.keeper import Waiting
     from ddp_notebook.run.kept.foreign_cells import ForeignCells
     from ddp_notebook.run.session_parts import SessionParts

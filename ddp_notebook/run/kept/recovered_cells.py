@@ -23,7 +23,7 @@ from ddp_notebook.run.output.display_target import DisplayTarget, ThreadTarget
 from ddp_notebook.run.session_hooks import SessionFeature
 
 if TYPE_CHECKING:
-    from ddp_notebook.launch.keep.remote import KeeperClient
+    from ddp_notebook.launch.keep.keeper_client import KeeperClient
     from ddp_notebook.messages.keeper import Waiting
     from ddp_notebook.run.session_parts import SessionParts
 

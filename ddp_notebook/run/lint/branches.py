@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from ddp_notebook.run.lint.groups import ELSEWHERE, ForeseenCollective, ForeseenGroup
-from ddp_notebook.run.lint.values import RANKED, UNKNOWN, Api, Function, Value, agreed, is_plain
+from ddp_notebook.run.lint.known_values import RANKED, UNKNOWN, Api, Function, Value, agreed, is_plain
 
 T = TypeVar("T")
 Flow = frozenset[str]  # possible continuations of a statement: on, return, break, continue, raise

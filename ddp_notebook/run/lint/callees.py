@@ -13,7 +13,7 @@ from typing import Final
 from ddp_notebook.run.lint.branches import Flow, GiveUpError
 from ddp_notebook.run.lint.expressions import PURE, Expressions
 from ddp_notebook.run.lint.groups import C10D, ELSEWHERE, GROUP_AT, GROUP_NAMES, ForeseenCollective, ForeseenGroup
-from ddp_notebook.run.lint.values import (
+from ddp_notebook.run.lint.known_values import (
     RANKED,
     UNKNOWN,
     Api,

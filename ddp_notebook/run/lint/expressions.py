@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from ddp_notebook.run.lint.branches import Branches, within
-from ddp_notebook.run.lint.values import (
+from ddp_notebook.run.lint.known_values import (
     OPERATORS,
     RANKED,
     UNKNOWN,

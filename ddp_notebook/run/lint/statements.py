@@ -12,7 +12,17 @@ from ddp_notebook.run.lint.branches import Flow, within
 from ddp_notebook.run.lint.callees import Functions
 from ddp_notebook.run.lint.expressions import is_stored
 from ddp_notebook.run.lint.groups import C10D, GROUP_AT
-from ddp_notebook.run.lint.values import RANKED, UNKNOWN, Api, Function, Value, compute, is_plain, settled, strongest
+from ddp_notebook.run.lint.known_values import (
+    RANKED,
+    UNKNOWN,
+    Api,
+    Function,
+    Value,
+    compute,
+    is_plain,
+    settled,
+    strongest,
+)
 
 _ON: Final = frozenset({"on"})
 _MOST_REPEATED: Final = 16  # loops with at most this number of collectives are unrolled

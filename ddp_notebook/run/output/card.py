@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 
 from ddp_notebook.records.words import format_ranks, list_ranks
-from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do, list_with_host, only_wait_for_children
+from ddp_notebook.run.groups.diagnosis import by_what_they_do, list_with_host, only_wait_for_children
+from ddp_notebook.run.groups.rank_view import Views
 from ddp_notebook.run.output.rate_limiter import RateLimiter, new_id
 
 STOP = "The stop button ends the cell"

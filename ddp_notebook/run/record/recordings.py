@@ -21,7 +21,7 @@ from ddp_notebook.run.session_hooks import SessionFeature
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.cluster import Cluster
-    from ddp_notebook.launch.keep.remote import KeeperClient
+    from ddp_notebook.launch.keep.keeper_client import KeeperClient
     from ddp_notebook.run.session_parts import SessionParts
 
 _ANSWER_S = 1.0  # time for ranks to send their records

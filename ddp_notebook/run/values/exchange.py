@@ -34,7 +34,7 @@ from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.transfers import PushedData, Transfers
-from ddp_notebook.run.values.values import RankValues
+from ddp_notebook.run.values.values_by_rank import RankValues
 from ddp_notebook.wire import bulk, safe
 from ddp_notebook.wire.buffers import join, split
 

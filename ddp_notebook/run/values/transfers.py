@@ -17,7 +17,7 @@ from ddp_notebook.messages.ranks import Pulled, Push, Pushed
 from ddp_notebook.run.cells.interrupt import Interrupts, uninterrupted
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.wire.bulk import INLINE_BYTES
-from ddp_notebook.wire.memory import SealedMemory, new_name, open_at
+from ddp_notebook.wire.shared_memory import SealedMemory, new_name, open_at
 
 
 class Transfers:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.observe.figures.moments import MOST_CALLS, calls_drawn
-from ddp_notebook.observe.tables import remote
+from ddp_notebook.observe.tables import rpc_rows
 from ddp_notebook.observe.tables.matching import match_collectives, match_messages
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.records.schema import Rows
-from ddp_notebook.widgets.feed import remote as remote_calls
+from ddp_notebook.widgets.feed import rpc_bars as remote_calls
 from ddp_notebook.widgets.feed import table_rows
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
@@ -77,11 +77,11 @@ def _spans(feed: Feed, t0_ms: float, t1_ms: float, ranks: Any) -> tuple[Rows, in
 
 def _calls(recording: RecordedTables) -> dict[str, Any]:
     """Return the first calls between ranks of the last cell that made some, as plain data, and their total number."""
-    found = [call for call in remote.calls(recording) if call.dst >= 0]
+    found = [call for call in rpc_rows.calls(recording) if call.dst >= 0]
     cell = max((call.cell for call in found), default=0)
     found = [call for call in found if call.cell == cell]
-    contexts = remote.contexts(recording, cell) if len(found) <= MOST_CALLS else []
-    drawn = calls_drawn(found[:MOST_CALLS], remote.references(recording, cell) if found else [], contexts)
+    contexts = rpc_rows.contexts(recording, cell) if len(found) <= MOST_CALLS else []
+    drawn = calls_drawn(found[:MOST_CALLS], rpc_rows.references(recording, cell) if found else [], contexts)
     return {"of_cell": cell, "in_all": len(found), "drawn": {**drawn, "world_size": recording.world_size}}
 
 

@@ -16,10 +16,10 @@ from ddp_notebook.observe.tables.ring_buffer import RingBuffer
 from ddp_notebook.records.schema import CALL, RESOURCE, RPC, SPAN, TIMES, Rows
 from ddp_notebook.widgets.feed import courses, table_rows
 from ddp_notebook.widgets.feed.messages import FeedMessage, FeedTexts
-from ddp_notebook.widgets.feed.remote import RemoteCalls
+from ddp_notebook.widgets.feed.rpc_bars import RemoteCalls
 from ddp_notebook.widgets.feed.tables import FEED_TABLES, FIRST, empty, pack
 from ddp_notebook.widgets.feed.timeline import Timeline
-from ddp_notebook.widgets.feed.values import ValueFeed
+from ddp_notebook.widgets.feed.value_selection import ValueFeed
 
 # Rate limits. With the 5 kB/s of `values`, the headers and the states of ranks, the total is below 60 kB/s.
 TIMELINE_BYTES_PER_S, METRIC_BYTES_PER_S, REMOTE_BYTES_PER_S = 27_000.0, 12_000.0, 8_000.0

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from ddp_notebook.observe.tables.matching import match_collectives, match_messages
 from ddp_notebook.observe.tables.recorded import RecordedTables
-from ddp_notebook.observe.tables.remote import latest
+from ddp_notebook.observe.tables.rpc_rows import latest
 from ddp_notebook.records.schema import CALL, SPAN, SPANS, Rows
 from ddp_notebook.widgets.feed import table_rows
 from ddp_notebook.widgets.feed.budget import DrawingBudget

@@ -13,11 +13,11 @@ import numpy as np
 
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.schema import SPANS, TABLES, Rows
-from ddp_notebook.widgets.simulated.collectives import CallMaker
 from ddp_notebook.widgets.simulated.rows import RowMaker
 from ddp_notebook.widgets.simulated.schedule import StepTimes, Times, times_of
 from ddp_notebook.widgets.simulated.shape import LOADER, MODEL, OPTIMIZER, Shape, layout
-from ddp_notebook.widgets.simulated.values import ValueMaker
+from ddp_notebook.widgets.simulated.simulated_calls import CallMaker
+from ddp_notebook.widgets.simulated.simulated_values import ValueMaker
 
 _PAUSE_NS = 1_500_000_000  # between two cells
 _GPU_BYTES = 80 << 30

@@ -19,12 +19,12 @@ import numpy as np
 
 from ddp_notebook.observe.tables.matching import arrivals
 from ddp_notebook.observe.tables.recorded import RecordedTables
-from ddp_notebook.observe.tables.remote import latest
+from ddp_notebook.observe.tables.rpc_rows import latest
 from ddp_notebook.observe.tables.store import keys_of
 from ddp_notebook.observe.writing import in_a_folder, write_whole
 from ddp_notebook.records.schema import CALL, SPAN, Rows
 from ddp_notebook.widgets import bundles
-from ddp_notebook.widgets.feed import remote, table_rows
+from ddp_notebook.widgets.feed import rpc_bars, table_rows
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.feed.tables import empty, pack
@@ -100,8 +100,8 @@ def _tables(feed: Feed) -> tuple[dict[str, Rows], float]:
         ):
             for name, rows in more.items():
                 found[name].append(rows)
-    calls_between = remote.within(calls_between, begin_ns, np.iinfo(np.int64).max, None)
-    found["span"].append(remote.bars(recording, feed.texts, calls_between, feed.start_ns))
+    calls_between = rpc_bars.within(calls_between, begin_ns, np.iinfo(np.int64).max, None)
+    found["span"].append(rpc_bars.bars(recording, feed.texts, calls_between, feed.start_ns))
     tables = {name: np.concatenate(rows)[-MOST[name] :] for name, rows in found.items()}
     tables["span"] = tables["span"][np.argsort(tables["span"]["start"], kind="stable")]
     tables["value"] = _values(recording, values, calls)

@@ -16,7 +16,7 @@ from ddp_notebook.observe.steps.waits import straggler_of
 from ddp_notebook.observe.tables.matching import RowSource, label_of
 from ddp_notebook.observe.tables.parts import RecordingPart
 from ddp_notebook.observe.tables.recorded import RecordedTables
-from ddp_notebook.observe.tables.remote import latest
+from ddp_notebook.observe.tables.rpc_rows import latest
 from ddp_notebook.observe.views import Metric, Straggler, main_metric
 from ddp_notebook.records.names import readable
 from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES, SPANS, Rows

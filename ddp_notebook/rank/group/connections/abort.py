@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Store, TCPStore
 from torch.distributed import distributed_c10d, get_backend_config
 
-from ddp_notebook.rank import threads
+from ddp_notebook.rank import thread_count
 from ddp_notebook.rank.group import stores
 from ddp_notebook.rank.group.calls import check_longest, timeout_of, timeout_setter
 from ddp_notebook.rank.group.connections import sockets
@@ -95,7 +95,7 @@ class Connections:
             thread = threading.get_ident()
             before = set(sockets.listeners())
             size = kwargs.get("size", args[2] if len(args) > 2 else 0)
-            threads.check_startable(_THREADS)  # gloo ends the process if it can start only one of them
+            thread_count.check_startable(_THREADS)  # gloo ends the process if it can start only one of them
             self._connecting[thread] = _Connecting(before, size)
             try:
                 with rare_ticks() if self.rests else contextlib.nullcontext():

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import NamedTuple, Protocol, TypeVar
 
 from ddp_notebook.rank.group.guard.ledger import Ledger
-from ddp_notebook.rank.group.guard.messages import Messages
+from ddp_notebook.rank.group.guard.message_comparison import Messages
 
 MARK_BITS = 32
 Ticket = TypeVar("Ticket")

@@ -36,8 +36,8 @@ from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
 from ddp_notebook.rank.group.guard.board import Board, Compared
 from ddp_notebook.rank.group.guard.inputs import FINE, MEMORY_ORDER, Checked, check, check_message
 from ddp_notebook.rank.group.guard.ledger import Ledger
-from ddp_notebook.rank.group.guard.memory import BoardCutError, MemoryBoard
-from ddp_notebook.rank.group.guard.messages import Messages, nbytes_of, what_of
+from ddp_notebook.rank.group.guard.memory_board import BoardCutError, MemoryBoard
+from ddp_notebook.rank.group.guard.message_comparison import Messages, nbytes_of, what_of
 from ddp_notebook.rank.group.guard.order import Order
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.records.words import group_by_value, name_ranks

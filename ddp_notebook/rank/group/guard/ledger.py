@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
-from ddp_notebook.rank.group.identities import HASHES, Meaning, hash_of
+from ddp_notebook.rank.group.collective_owners import HASHES, Meaning, hash_of
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import threading
 
@@ -43,7 +43,7 @@ _CLAIMS = 1024  # objects whose parameters are compared; of two with the same pl
 _CLAIM_SHIFT, _SORTED_SHIFT, _ORDERED_SHIFT = 48, 32, 16  # bits of a claim
 
 
-class Difference(NamedTuple):
+class CallDifference(NamedTuple):
     """Another rank has posted another call with the same number."""
 
     rank: int  # the other rank, in the group
@@ -119,7 +119,7 @@ class Ledger:
         self._texts[at + 1 : at + 1 + len(data)] = data
         self._texts[at] = len(data)
 
-    def post(self, number: int, entry: int) -> Difference | None:
+    def post(self, number: int, entry: int) -> CallDifference | None:
         """Post a call that is about to start. Return how it differs from the call of a rank that was earlier.
 
         Args:
@@ -137,7 +137,7 @@ class Ledger:
                     return found
         return None
 
-    def _difference(self, mine: int, theirs: int, rank: int) -> Difference | None:
+    def _difference(self, mine: int, theirs: int, rank: int) -> CallDifference | None:
         of_mine, of_theirs = mine >> _MEANING_SHIFT, theirs >> _MEANING_SHIFT
         difference = mine ^ theirs
         is_operation = bool(difference & (_IS_GUARDED | HASHES << _OPERATION_SHIFT))
@@ -147,7 +147,7 @@ class Ledger:
         )
         if not (is_operation or is_thread or is_meaning):
             return None
-        return Difference(
+        return CallDifference(
             rank=rank,
             mine=self._text(self._rank, mine),
             theirs=self._text(rank, theirs),

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank.group.call_site import MARKED
+from ddp_notebook.rank.group.calling_threads import MAIN, name_of
 from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError, Group
+from ddp_notebook.rank.group.collective_owners import Identities
 from ddp_notebook.rank.group.guard.board import Board
-from ddp_notebook.rank.group.guard.ledger import SLOTS, Difference, Ledger
-from ddp_notebook.rank.group.identities import Identities
+from ddp_notebook.rank.group.guard.ledger import SLOTS, CallDifference, Ledger
 from ddp_notebook.rank.group.modules import ROOT
-from ddp_notebook.rank.group.threads import MAIN, name_of
 from ddp_notebook.records.threads import advice
 
 _IN = " in "  # before the name of a thread, which is empty for threads of C++
@@ -57,7 +57,7 @@ class Order:
         if (found := ledger.post(call.number, call.entry)) is not None:
             self.differs(call, found)
 
-    def differs(self, call: Call, found: Difference) -> None:
+    def differs(self, call: Call, found: CallDifference) -> None:
         """End the operations of all ranks if a difference is certainly wrong.
 
         Raises:
@@ -149,7 +149,7 @@ class Order:
         inside = ", ".join(filter(None, (operation.what, about, place)))
         return f"{operation.name}({inside}){_IN}{name_of(call.thread)}"
 
-    def _reason(self, call: Call, found: Difference, rank: int) -> str:
+    def _reason(self, call: Call, found: CallDifference, rank: int) -> str:
         group = call.group
         mine, my_thread = _parts(found.mine)
         theirs, their_thread = _parts(found.theirs)
@@ -170,7 +170,7 @@ class Order:
         return f"{sentence}The operations were ended on all ranks; the next cell can use the group"
 
 
-def _is_error(found: Difference) -> bool:
+def _is_error(found: CallDifference) -> bool:
     """Return whether a difference is certainly wrong, and the guard does not raise a better error."""
     if found.is_operation:
         return not found.is_guarded or found.has_threads

@@ -12,10 +12,10 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 
 from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.call_site import USER
+from ddp_notebook.rank.group.calling_threads import enter
 from ddp_notebook.rank.group.calls import NOW_NS, Call, Group, RetiredGroupError
 from ddp_notebook.rank.group.kernels.repeats import Kept
 from ddp_notebook.rank.group.operators import Operator, flat
-from ddp_notebook.rank.group.threads import enter
 from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.stdlib import threading, time

@@ -41,12 +41,12 @@ class Model:
     Args:
         model: the model.
         name: its name.
-        identity: its identity, see `rank.group.identities`; 0 if unknown.
+        identity: its identity, see `rank.group.collective_owners`; 0 if unknown.
     """
 
     def __init__(self, model: DistributedDataParallel, name: str, identity: int = 0) -> None:
         self.name = name
-        self.identity = identity  # see `rank.group.identities`
+        self.identity = identity  # see `rank.group.collective_owners`
         self.reference = weakref.ref(model, self.forget_calls)
         self._reducer: Callable[[], Any] = nothing  # reducer of the layout, and weak reference to the group
         self._group: Callable[[], Any] = nothing

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.group.call_site import IDENTITY, SiteFields
-from ddp_notebook.rank.group.identities import Identities
+from ddp_notebook.rank.group.collective_owners import Identities
 from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.rank.hide_from_profiler import function_modes, operator_modes, unseen

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.records.schema import FIRST_BYTES, SAMPLE_OF_LARGE, Rows
-from ddp_notebook.widgets.simulated.collectives import SimulatedCalls
 from ddp_notebook.widgets.simulated.rows import RowMaker
 from ddp_notebook.widgets.simulated.schedule import StepTimes, Times
 from ddp_notebook.widgets.simulated.shape import BUCKETS, Shape
+from ddp_notebook.widgets.simulated.simulated_calls import SimulatedCalls
 
 _FIRST = FIRST_BYTES // 4  # float32 elements of a tensor that are shown
 Floats = npt.NDArray[np.float64]

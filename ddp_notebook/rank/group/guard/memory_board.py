@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from ddp_notebook.rank.group.guard.board import Compared
 from ddp_notebook.rank.group.guard.ledger import Ledger, count_bytes
-from ddp_notebook.rank.group.guard.messages import Messages, count_words
+from ddp_notebook.rank.group.guard.message_comparison import Messages, count_words
 from ddp_notebook.stdlib import ctypes, os, time
 
 # Source: https://man7.org/linux/man-pages/man2/futex.2.html, the number of the call in the kernel's tables

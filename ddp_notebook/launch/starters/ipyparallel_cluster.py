@@ -19,8 +19,8 @@ from typing import Any
 
 from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.starters import launchers
-from ddp_notebook.launch.starters.base import Starter, address_for
 from ddp_notebook.launch.starters.mpi import explain_log
+from ddp_notebook.launch.starters.starter import Starter, address_for
 from ddp_notebook.launch.transports.base import OWN_NUMBER
 
 _KEYS = ("profile", "cluster_id")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddp_notebook.observe.tables.recorded import RecordedTables
-from ddp_notebook.observe.tables.remote import latest
+from ddp_notebook.observe.tables.rpc_rows import latest
 from ddp_notebook.records.schema import RPC, RPC_KINDS, RPC_SIDES, STATES, Rows
 from ddp_notebook.widgets.feed.budget import DrawingBudget
 from ddp_notebook.widgets.feed.messages import FeedTexts

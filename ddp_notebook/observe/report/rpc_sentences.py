@@ -9,7 +9,7 @@ from statistics import median
 from ddp_notebook.observe.remote import RemoteCall
 from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.tables.matching import RowSource
-from ddp_notebook.observe.tables.remote import calls
+from ddp_notebook.observe.tables.rpc_rows import calls
 from ddp_notebook.records.units import ms, percent
 
 _QUEUES_NS = 1_000_000  # shorter waits before a call begins are transfer time
