@@ -324,7 +324,7 @@ class _Fails:
 
 # ---- shared memory
 
-ON_RANK = "from ddp_notebook.rank.engine import RankEngine\nfrom ddp_notebook.wire import memory\nimport os, resource\n"
+ON_RANK = "from ddp_notebook.rank.engine import RankEngine\nfrom ddp_notebook.wire import shared_memory\nimport os, resource\n"
 
 
 @contextmanager
@@ -362,7 +362,7 @@ def test_without_shared_memory_values_go_over_the_wire(session, monkeypatch, whe
     if where == "the notebook":
         monkeypatch.setattr(shared_memory, "IS_POSSIBLE", False)
     elif where == "a rank":
-        session.run("memory.IS_POSSIBLE = False", ranks=1)
+        session.run("shared_memory.IS_POSSIBLE = False", ranks=1)
     else:
         session.run("resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))", ranks=1)
     try:
@@ -375,7 +375,7 @@ def test_without_shared_memory_values_go_over_the_wire(session, monkeypatch, whe
         assert session.run("torch.equal(again, there)")[1].result == "True"
         assert session.pull("there", safe=True)[1][0] == 1
     finally:
-        session.run("memory.IS_POSSIBLE = True; resource.setrlimit(resource.RLIMIT_FSIZE, limit)")
+        session.run("shared_memory.IS_POSSIBLE = True; resource.setrlimit(resource.RLIMIT_FSIZE, limit)")
     wait_until(lambda: held(session) == ["0", "0"], what="the ranks forget it")
 
 

@@ -3,8 +3,7 @@
 values      serialization and one-line description, for the notebook
 between     tasks between two steps of a running cell
 summary     small summaries, to compare ranks
-comparison  entries of variables that are compared: `model.fc.weight`, `loader.batch_size`
-by_design   tensors that may differ between ranks: pipeline stages, and those that no library synchronizes
+comparison  entries of variables that are compared: `model.fc.weight`; tensors that may differ between ranks by design
 copying     copies variables to a replaced rank
 samplers    adapts data samplers to the current number of ranks
 owners      modules that hold a parameter
