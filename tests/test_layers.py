@@ -351,7 +351,7 @@ def test_a_session_imports_only_its_launcher_and_few_files():
     assert len(touched) <= MOST_TOUCHED, sorted(touched)
 
 
-# Such files on a rank, for code in its main thread and in its agent, from the arrival of the cell until its end was sent.
+# Such files on a rank: code in its main thread and in its agent, from the arrival of the cell until its end is sent.
 MOST_TOUCHED_ON_RANK = 37
 PROFILE = """
 def _profile():

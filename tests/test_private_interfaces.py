@@ -631,7 +631,7 @@ def test_an_ipyparallel_engine_gets_broadcasts_of_one_scheduler():
 
 
 def test_torchrun_has_a_store_for_each_attempt_if_it_is_told_to():
-    """`launch.elastic.agent` sets the first variable. The ranks read from the second whether it is set."""
+    """`launch.elastic.elastic_agent` sets the first variable. The ranks read from the second whether it is set."""
     source = inspect.getsource(dynamic_rendezvous)
     assert (
         source.count(f'os.getenv("{elastic_agent.OWN_STORES}", "0") == "1"')

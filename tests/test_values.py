@@ -324,7 +324,11 @@ class _Fails:
 
 # ---- shared memory
 
-ON_RANK = "from ddp_notebook.rank.engine import RankEngine\nfrom ddp_notebook.wire import shared_memory\nimport os, resource\n"
+ON_RANK = """
+from ddp_notebook.rank.engine import RankEngine
+from ddp_notebook.wire import shared_memory
+import os, resource
+"""
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import torch
 
 from ddp_notebook.errors import RankError
 from ddp_notebook.rank.group.guard.ledger import Ledger, count_bytes
-from ddp_notebook.rank.group.identities import Identities, Meaning
+from ddp_notebook.rank.group.collective_owners import Identities, Meaning
 from ddp_notebook.rank.group.modules import Modules
 from tests.meanings.programs import (
     QUICK,
@@ -61,7 +61,7 @@ def test_nothing_is_said_of_right_programs_on_four_ranks(make_session_alone, cap
 
 
 def test_deleted_objects_are_forgotten(monkeypatch):
-    monkeypatch.setattr("ddp_notebook.rank.group.identities._MOST", 10)
+    monkeypatch.setattr("ddp_notebook.rank.group.collective_owners._MOST", 10)
     identities = Identities(Modules())
     assert all(identities.add(torch.nn.Identity(), 1, []) for _ in range(30))
     kept = [torch.nn.Identity() for _ in range(20)]

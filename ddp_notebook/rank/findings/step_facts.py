@@ -119,14 +119,15 @@ class StepFacts(StepObserver):
             self._of_inputs = None
             self._batches.begin_cell()
         self.operations.calls.clear()
-        self._values.begin_cell()
+        if self._values.are_used:
+            self._values.begin_cell()
         self._elements = self._event_buffer.elements
         if self.passes.are_used:
             self.passes.begin_cell()
 
     def end_cell(self, *, trains_apart: bool) -> Sequence[Sequence[Any]]:
         """Return the facts of the cell: name, step and details of each."""
-        if calls := self._values.calls:
+        if self._values.are_used and (calls := self._values.calls):
             self.note("values", 0, calls=calls)
         if not self._steps:
             return list(self._facts.values())

@@ -65,15 +65,16 @@ class Values:
         self._of_line: dict[tuple[int, int], int] = {}  # number of kept calls of a line
         self._lines: dict[tuple[int, int], str] = {}
         self._calls: list[tuple[list[Any], str, str, list[list[Any]], _Instruction]] = []
+        self.are_used = False  # the cell has called a collective
 
     def begin_cell(self) -> None:
         """Forget the calls of the last cell."""
-        if self._calls:
-            self._calls.clear()
-            self._of_line.clear()
-            self._places.clear()
-            self._lines.clear()
+        self._calls.clear()
+        self._of_line.clear()
+        self._places.clear()
+        self._lines.clear()
         self._named = self._gradients = None
+        self.are_used = False
 
     def note_backward(self) -> None:
         """Look for gradients again, since a backward may have replaced them."""
@@ -88,6 +89,7 @@ class Values:
             code, instruction = cell
         if code.co_filename not in self._cells:
             return
+        self.are_used = True
         key = id(code), instruction
         count = self._of_line[key] = self._of_line.get(key, 0) + 1
         if count > _OF_LINE:
