@@ -283,11 +283,11 @@ def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
         made = [Worker(name=name, rank=i, here=i, number=i, **no_devices)
                 for i, name in enumerate("ab")]
         agent = RpcAgent(made[0], made, rpc.TensorPipeRpcBackendOptions())
-        elastic_agent.learn(made[0], made, [elastic_agent.address, "uv://127.0.0.1:1"])
+        agent.learn(made[0], made, [agent.address, "uv://127.0.0.1:1"])
         known = api._get_current_rpc_agent()
         assert {info.name for info in known.get_worker_infos()} == {"a", "b"}
         assert known._get_device_map(known.get_worker_info("b")) == {} and known.get_worker_info().name == "a"
-        assert elastic_agent.calls_under_way == 0 and elastic_agent.address.startswith("uv://")
+        assert agent.calls_under_way == 0 and agent.address.startswith("uv://")
         kind = rpc.RRef(1)._get_type(blocking=False)
         from ddp_notebook.rank.rpc.rref_values import _has_type
         import torch
