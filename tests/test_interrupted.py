@@ -191,7 +191,7 @@ _INNER = {
         ("session.jobs.cancel()", "jobs/jobs.py", "unended"),
         ("repr(session.jobs)", "jobs/jobs.py", "__repr__"),
         ("repr(session.recording)", "tables/recorded.py", "__repr__"),
-        ("session.pull('rank').plot()", "values/values.py", "_array"),
+        ("session.pull('rank').plot()", "values/values_by_rank.py", "_array"),
         ("%ddp_stop", "session_commands.py", "stop"),
     ],
 )

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ddp_notebook.errors import RankError
-from ddp_notebook.rank.group.guard.ledger import Ledger, count_bytes
 from ddp_notebook.rank.group.collective_owners import Identities, Meaning
+from ddp_notebook.rank.group.guard.ledger import Ledger, count_bytes
 from ddp_notebook.rank.group.modules import Modules
 from tests.meanings.programs import (
     QUICK,
