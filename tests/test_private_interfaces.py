@@ -754,3 +754,19 @@ def test_torch_raises_its_errors_in_these_functions():
     assert [name for holder, names in places.items() for name in names if not hasattr(holder, name)] == []
     assert {"src", "group"} <= set(inspect.unwrap(distributed_c10d.broadcast).__code__.co_varnames)
     assert "planner" in inspect.unwrap(state_dict_loader._load_state_dict).__code__.co_varnames
+
+
+def test_tensors_count_changes_and_scalers_mark_optimizers():
+    tensor = torch.zeros(2, requires_grad=True)
+    before = tensor._version
+    optimizer = torch.optim.AdamW([tensor], fused=True)
+    scaler = torch.amp.GradScaler("cpu")
+    assert getattr(optimizer, "found_inf", None) is None
+    seen = []
+    optimizer.register_step_pre_hook(lambda optimizer, *_: seen.append(getattr(optimizer, "found_inf", None)))
+    scaler.scale(tensor.sum()).backward()
+    scaler.step(optimizer)
+    with torch.no_grad():
+        tensor.add_(1)
+    assert tensor._version > before
+    assert len(seen) == 1 and isinstance(seen[0], torch.Tensor)
