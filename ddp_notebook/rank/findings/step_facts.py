@@ -203,10 +203,10 @@ class StepFacts(StepObserver):
         self._backwards += 1
         self._unknown += has_unknown
         self._zeroed.clear()
-        self._values.note_backward()
         self.passes.note_backward()
         if outputs and not self._has_bad_loss and "not-finite" not in self._facts:
             self._has_bad_loss = not is_finite(outputs)
+        self._batches.add_losses(outputs)
         for known in synchronized:
             if (seen := self._seen.get(known.name)) is not None:
                 seen.reduced += 1
@@ -501,7 +501,11 @@ class StepFacts(StepObserver):
         held.zero.append(step)
         if len(held.zero) == _ZERO and self._backwards > held.backwards:
             title = variable_of(optimizer, self._namespace())
-            self.note("nothing-changed", held.zero[0], optimizer=title, last=step, count=_ZERO)
+            is_sharded = any(hasattr(one, "to_local") for one in gradients)
+            if is_sharded or any(one.numel() for one in gradients):
+                self.note(
+                    "nothing-changed", held.zero[0], optimizer=title, last=step, count=_ZERO, is_sharded=is_sharded
+                )
 
     def _look_for_infinite(self, held: OptimizerParameters, step: int) -> None:
         """Note a step whose loss was NaN or infinite, if the parameters are too after it. The step may have been

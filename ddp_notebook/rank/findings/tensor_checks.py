@@ -20,7 +20,7 @@ _SAMPLE = 64  # elements of a gradient that are read first
 
 
 def are_zero(gradients: Sequence[torch.Tensor], first: int) -> tuple[bool, int]:
-    """Return whether all gradients are zero, and the index of one that is not.
+    """Return whether all gradients are zero, and the index of one that is not. Reads only the shards of this rank.
 
     Args:
         gradients: gradients of an optimizer.
@@ -92,14 +92,15 @@ class InputChecksums:
     """Checksums of the inputs in the steps of the running cell."""
 
     def __init__(self) -> None:
-        self.of_steps: list[tuple[int, int]] = []  # step and checksum
+        self.of_steps: list[tuple[int, int, str]] = []  # step, checksum and losses
+        self._losses = ""  # since the last step
         self._sum = 0  # of the inputs since the last step
         self._is_known = True  # False if an input of this step could not be read
 
     def begin_cell(self) -> None:
         """Forget the steps of the last cell."""
         self.of_steps.clear()
-        self._sum, self._is_known = 0, True
+        self._sum, self._is_known, self._losses = 0, True, ""
 
     def add(self, values: Iterable[Any], steps: int) -> None:
         """Add the inputs of a forward in the step after `steps`."""
@@ -108,22 +109,33 @@ class InputChecksums:
             self._is_known = found is not None
             self._sum = found or 0
 
+    def add_losses(self, outputs: Any) -> None:
+        """Add the losses of a backward, if the inputs of the step are known."""
+        if self._sum and self._is_known:
+            self._losses += unseen(_losses, outputs)
+
     def end_step(self, step: int) -> None:
         """End a step, the first one of a cell is 1."""
         if self._sum and self._is_known:
             if len(self.of_steps) == _MOST:
                 del self.of_steps[_FIRST : _FIRST + _RUN]
-            self.of_steps.append((step, self._sum))
-        self._sum, self._is_known = 0, True
+            self.of_steps.append((step, self._sum, self._losses))
+        self._sum, self._is_known, self._losses = 0, True, ""
 
-    def changing(self) -> list[list[int]]:
-        """Return the steps with their checksums; empty if no three consecutive steps have different inputs."""
+    def changing(self) -> list[list[Any]]:
+        """Return the steps with checksums and losses; empty if no three consecutive steps have different inputs."""
         some = self.of_steps
         for at in range(len(some) - _CONSECUTIVE + 1):
             three = some[at : at + _CONSECUTIVE]
-            if three[-1][0] - three[0][0] == _CONSECUTIVE - 1 and len({one for _, one in three}) == _CONSECUTIVE:
+            if three[-1][0] - three[0][0] == _CONSECUTIVE - 1 and len({one for _, one, _ in three}) == _CONSECUTIVE:
                 return [list(one) for one in some]
         return []
+
+
+def _losses(outputs: Any) -> str:
+    """Return single numbers on the CPU as text. Ranks may round differently."""
+    some = [one for one in outputs if type(one) is torch.Tensor and one.is_cpu and one.numel() == 1]
+    return "".join(f"{one.item():.3g} " for one in some[:_MOST_OUTPUTS])
 
 
 def checksum(values: Iterable[Any], start: int = 0) -> int | None:

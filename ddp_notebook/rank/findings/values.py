@@ -60,8 +60,8 @@ class Values:
         self._parameters = parameters
         self._main = threading.get_ident()
         self._places: dict[tuple[int, int], _Place] = {}
-        self._named: list[tuple[str, Callable[[], Any]]] | None = None  # parameters of this cell
-        self._gradients: dict[int, tuple[str, Callable[[], Any]]] | None = None  # by id; None after a backward
+        # Parameters with their names, by shape and id; None before they are needed in a cell
+        self._named: dict[torch.Size, dict[int, tuple[str, Callable[[], Any]]]] | None = None
         self._of_line: dict[tuple[int, int], int] = {}  # number of kept calls of a line
         self._lines: dict[tuple[int, int], str] = {}
         self._calls: list[tuple[list[Any], str, str, list[list[Any]], _Instruction]] = []
@@ -73,12 +73,8 @@ class Values:
         self._of_line.clear()
         self._places.clear()
         self._lines.clear()
-        self._named = self._gradients = None
+        self._named = None
         self.are_used = False
-
-    def note_backward(self) -> None:
-        """Look for gradients again, since a backward may have replaced them."""
-        self._gradients = None
 
     def begun(self, call: Call) -> None:
         """Keep a collective of the user."""
@@ -160,26 +156,22 @@ class Values:
     def _gradient(self, call: Call) -> str:
         """Return the name of the gradient or parameter that a call gets; "" if it gets another tensor."""
         tensors = flat(call.arguments[call.kernel.at_tensors]) if call.kernel.at_tensors is not None else ()
-        if len(tensors) != 1 or tensors[0].numel() == 1 or tensors[0].grad_fn is not None:
+        if len(tensors) != 1 or tensors[0].grad_fn is not None:
             return ""
         (tensor,) = tensors
-        if self._gradients is None:
-            if self._named is None:
-                self._named = [(name, weakref.ref(p)) for name, p in self._parameters()]
-            self._gradients = {}
-            for name, reference in self._named:
-                if (parameter := reference()) is not None:
-                    self._gradients.setdefault(id(parameter), (name, reference))
-                    if parameter.grad is not None:
-                        self._gradients.setdefault(id(parameter.grad), (f"the gradient of {name}", reference))
-        name, reference = self._gradients.get(id(tensor), ("", lambda: None))
-        parameter = reference()  # another tensor may have the id by now
-        return name if parameter is not None and (parameter is tensor or parameter.grad is tensor) else ""
-
-
-@functools.lru_cache(1000)
-def _has_loops(code: CodeType) -> bool:
-    return _FOR in code.co_code[::2]
+        if self._named is None:
+            self._named = {}
+            for name, p in self._parameters():
+                self._named.setdefault(p.shape, {}).setdefault(id(p), (name, weakref.ref(p)))
+        if not (some := self._named.get(tensor.shape)):
+            return ""
+        if (found := some.get(id(tensor))) is not None and found[1]() is tensor:
+            return found[0]
+        for key, (name, reference) in some.items():
+            if (parameter := reference()) is not None and parameter.grad is tensor:
+                some[key] = some.pop(key)  # a loop over the parameters finds the next one first
+                return f"the gradient of {name}"
+        return ""
 
 
 class _Loop(NamedTuple):

@@ -112,6 +112,8 @@ def findings_of(facts: Mapping[int, Sequence[Sequence[Any]]], ranks: Sequence[in
     for name, sentence in SENTENCES.items():
         if (of_ranks := by_name.get(name)) is not None:
             first, some = _first_step(of_ranks)
+            if list(some) != list(ranks) and any(of_ranks[rank][1].get("is_sharded") for rank in some):
+                continue  # shards of other ranks have changed, or may have
             steps, text = sentence(first, {rank: of_ranks[rank][1] for rank in some})
             is_of_all = list(some) == list(ranks) or name in _NAMES_RANKS
             found.append(Finding(name, () if is_of_all else tuple(some), steps, text))

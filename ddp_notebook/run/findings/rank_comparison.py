@@ -29,19 +29,21 @@ def compared(facts: Mapping[str, OfRanks]) -> dict[str, OfRanks]:
 
 
 def same_batches(facts: OfRanks) -> OfRanks:
-    """Return the ranks with the same inputs in three consecutive steps, which differ from step to step.
+    """Return the ranks with the same inputs and losses in three consecutive steps, which differ from step to step.
+
+    Ranks with other losses may each take another part of the inputs inside of the model.
 
     Example:
-        >>> own = {"model": "model", "ranks": [0, 1], "steps": [[1, 7], [2, 8], [3, 9]]}
+        >>> own = {"model": "model", "ranks": [0, 1], "steps": [[1, 7, "0.5 "], [2, 8, "0.6 "], [3, 9, "0.4 "]]}
         >>> same_batches({0: (0, own), 1: (0, own)})[1]
         (1, {'model': 'model', 'last': 3})
-        >>> same_batches({0: (0, own), 1: (0, {**own, "steps": [[1, 7], [2, 8], [3, 5]]})})
+        >>> same_batches({0: (0, own), 1: (0, {**own, "steps": [[1, 7, "0.5 "], [2, 8, "0.6 "], [3, 9, "0.2 "]]})})
         {}
     """
     by_run: dict[tuple[Any, ...], list[int]] = {}
     for rank, (_, own) in sorted(facts.items()):
-        for first, sums in _runs(own["steps"]):
-            by_run.setdefault((first, sums, own["model"], tuple(own["ranks"])), []).append(rank)
+        for first, values in _runs(own["steps"]):
+            by_run.setdefault((first, values, own["model"], tuple(own["ranks"])), []).append(rank)
     for (first, _, model, group), ranks in sorted(by_run.items()):
         inside = [rank for rank in ranks if rank in group]
         if len(inside) > 1:
@@ -49,13 +51,13 @@ def same_batches(facts: OfRanks) -> OfRanks:
     return {}
 
 
-def _runs(steps: list[list[int]]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield the first step and the checksums of three consecutive steps with different inputs."""
+def _runs(steps: list[list[Any]]) -> Iterator[tuple[int, tuple[tuple[int, str], ...]]]:
+    """Yield the first step and the checksums and losses of three consecutive steps with different inputs."""
     for at in range(len(steps) - _CONSECUTIVE + 1):
         some = steps[at : at + _CONSECUTIVE]
-        sums = tuple(one for _, one in some)
-        if some[-1][0] - some[0][0] == _CONSECUTIVE - 1 and len(set(sums)) == _CONSECUTIVE:
-            yield some[0][0], sums
+        values = tuple((inputs, losses) for _, inputs, losses in some)
+        if some[-1][0] - some[0][0] == _CONSECUTIVE - 1 and len({one for one, _ in values}) == _CONSECUTIVE:
+            yield some[0][0], values
 
 
 _FEWEST = 2  # consecutive steps with the same distance
