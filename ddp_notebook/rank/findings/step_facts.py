@@ -537,7 +537,12 @@ class StepFacts(StepObserver):
 
 
 def _is_zero_rate(rate: Any) -> bool:
-    """Return whether a learning rate is 0. One on a GPU is not read, since that would wait for the GPU."""
+    """Return whether a learning rate is 0. One on a GPU is not read, since that would wait for the GPU.
+
+    Example:
+        >>> _is_zero_rate(0.0), _is_zero_rate(torch.tensor(0.0)), _is_zero_rate(torch.zeros(1, device="meta"))
+        (True, True, False)
+    """
     return (not isinstance(rate, torch.Tensor) or rate.is_cpu) and bool(rate == 0)
 
 

@@ -163,7 +163,12 @@ def _parts(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _thinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a few elements from all parts. A flat view of the tensor would copy it."""
+    """Return a view of a few elements from all parts. A flat view of the tensor would copy it.
+
+    Example:
+        >>> tuple(_thinned(torch.zeros(8, 3, 64, 64).permute(0, 2, 3, 1)).shape)
+        (8, 8, 16, 3)
+    """
     while tensor.nbytes > _THINNED_BYTES:
         largest = max(range(tensor.ndim), key=tensor.size)
         tensor = tensor[(slice(None),) * largest + (slice(None, None, 2),)]
