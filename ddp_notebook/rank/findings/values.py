@@ -174,6 +174,11 @@ class Values:
         return ""
 
 
+@functools.lru_cache(1000)
+def _has_loops(code: CodeType) -> bool:
+    return _FOR in code.co_code[::2]
+
+
 class _Loop(NamedTuple):
     """A loop around a call."""
 
