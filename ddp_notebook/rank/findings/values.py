@@ -156,7 +156,7 @@ class Values:
     def _gradient(self, call: Call) -> str:
         """Return the name of the gradient or parameter that a call gets; "" if it gets another tensor."""
         tensors = flat(call.arguments[call.kernel.at_tensors]) if call.kernel.at_tensors is not None else ()
-        if len(tensors) != 1 or tensors[0].grad_fn is not None:
+        if len(tensors) != 1 or tensors[0].numel() == 1 or tensors[0].grad_fn is not None:
             return ""
         (tensor,) = tensors
         if self._named is None:
