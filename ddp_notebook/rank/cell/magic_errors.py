@@ -103,11 +103,19 @@ class MagicErrors:
             self._shell.run_cell = before
 
     def _cell(self, *args: Any, **kwargs: Any) -> Any:
-        """Run code as a nested cell, and raise its interrupt again: IPython only shows it, so a loop would continue."""
+        """Run code as a nested cell, and raise its interrupt again: IPython only shows it, so a loop would continue.
+
+        The kernel runs cells of `%%px` by the same method. It must get their result, so that it replies.
+        """
         result = self._nested(*args, **kwargs)
-        if isinstance(result.error_in_exec, KeyboardInterrupt):
+        if isinstance(result.error_in_exec, KeyboardInterrupt) and self._is_in_cell(_getframe(1)):
             raise result.error_in_exec
         return result
+
+    def _is_in_cell(self, frame: FrameType | None) -> bool:
+        while frame is not None and not self._is_cell(frame.f_code.co_filename):
+            frame = frame.f_back
+        return frame is not None
 
     def _run_cell(self, *args: Any, **kwargs: Any) -> Any:
         self._shell.run_cell = self._cell  # a cell that this code runs shows its own errors
