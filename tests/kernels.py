@@ -80,8 +80,7 @@ class Reply:
             elif (
                 set(shown["data"]) == {"text/plain"} and shown.get("transient", {}).get("display_id", "")[:4] == "ddp-"
             ):
-                # Lines that can be updated. Nothing is left of the part of a line that later became too long for it.
-                texts["stdout"] += (text := shown["data"]["text/plain"]) + "\n" * bool(text)
+                texts["stdout"] += shown["data"]["text/plain"] + "\n"  # lines that can be updated
             else:
                 self.displays.append(shown["data"])
         self.stdout, self.stderr = texts["stdout"], texts["stderr"]
