@@ -502,7 +502,8 @@ def test_one_press_ends_a_long_output_whose_cell_is_over(ranks):
 def test_a_very_long_line_is_cut_at_equal_positions_on_all_ranks(ranks):
     """The places do not depend on how the pipes split the text."""
     lengths: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    for line in ranks.run("%%on_all_ranks\nprint('x' * 1_050_000)").stdout.splitlines():
+    # An empty line is a display that had the part of a line, which is too long for it now.
+    for line in filter(None, ranks.run("%%on_all_ranks\nprint('x' * 1_050_000)").stdout.splitlines()):
         label, _, text = line.partition(" ")
         first, last = int(label[1]), int(label[-2])  # "[0-2]" or "[1]"
         assert label in (f"[{first}-{last}]", f"[{first}]", f"[{first},{last}]"), label
