@@ -41,7 +41,7 @@ class Operations:
         self._line = line
         self._step = step
         self._values = values
-        self.calls: dict[int, tuple[Call, _Tensors]] = {}  # those without a wait so far
+        self.calls: dict[int, tuple[Call, _Tensors]] = {}  # calls without a wait so far
         around(torch.distributed.Work, "get_future", self._around_get_future)
 
     def begun(self, call: Call) -> None:

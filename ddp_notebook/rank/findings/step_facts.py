@@ -73,12 +73,12 @@ class StepFacts(StepObserver):
         self._main = threading.get_ident()
         self._held: weakref.WeakKeyDictionary[Any, OptimizerParameters] = weakref.WeakKeyDictionary()
         self._facts: dict[str, list[Any]] = {}
-        self._seen: dict[str, ModelCounts] = {}  # by name of the DDP model
+        self._seen: dict[str, ModelCounts] = {}  # counts by the name of the DDP model
         self._roots: dict[int, Callable[[], Any]] = {}  # roots of FSDP models with a forward in this cell
         self._backwards = 0
         self._forwards = 0  # of DDP and FSDP models
         self._unknown = 0  # backwards that averaged buckets of an unknown model
-        self._zeroed_before = 0  # how many of the next ones are from before the step
+        self._zeroed_before = 0  # number of entries of `_zeroed` from before the step
         self._zeroed: list[Callable[[], Any]] = []  # optimizers and modules with `zero_grad` after the last backward
         self._steps = self._elements = 0
         self._wrapped: Callable[[], Any] | None = None  # a DDP model with parameters of an optimizer

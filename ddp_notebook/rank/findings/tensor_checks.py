@@ -82,7 +82,7 @@ def are_finite(gradients: Sequence[torch.Tensor]) -> bool:
 
 _FIRST, _PERIOD, _RUN = 16, 64, 4  # checksums of the first steps of a cell, and of 4 consecutive ones of each 64
 _WHOLE_BYTES = 1 << 16  # larger tensors are sampled
-_THINNED_BYTES = 1 << 14  # of tensors that are not contiguous: each element is in another cache line
+_THINNED_BYTES = 1 << 14  # bytes that are read of a tensor that is not contiguous
 _PARTS = 64
 _MOST = 120  # steps with checksums that are kept
 _CONSECUTIVE = 3
@@ -94,7 +94,7 @@ class InputChecksums:
     def __init__(self) -> None:
         self.of_steps: list[tuple[int, int, str]] = []  # step, checksum and losses
         self._losses = ""  # since the last step
-        self._sum = 0  # of the inputs since the last step
+        self._sum = 0  # sum of the inputs since the last step
         self._is_known = True  # False if an input of this step could not be read
 
     def begin_cell(self) -> None:
@@ -178,7 +178,7 @@ def _thinned(tensor: torch.Tensor) -> torch.Tensor:
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
     for value in values:
         if isinstance(value, torch.Tensor):
-            if value.numel() > 1:  # single numbers, such as a time, are no batch
+            if value.numel() > 1:  # a single number, such as a time, is not a batch
                 yield value
         elif isinstance(value, Mapping):
             yield from _tensors(value.values())

@@ -44,7 +44,7 @@ class Meaning(NamedTuple):
     """
 
     bits: int  # 16 bits; 0 if the meaning is unknown
-    checksum: int  # of all objects, or of all modules of tensor parallel, that this rank has in the group
+    checksum: int  # checksum of all objects, or of all modules of tensor parallel, that this rank has in the group
 
 
 _UNKNOWN = Meaning(0, 0)
@@ -61,7 +61,7 @@ class _Object(NamedTuple):
     """A module whose collectives belong together."""
 
     module: weakref.ref[torch.nn.Module]
-    positions: dict[str, _Position]  # by name of the group
+    positions: dict[str, _Position]  # positions by the name of the group
 
 
 class Identities:
@@ -75,7 +75,7 @@ class Identities:
         self._modules = modules
         self._counts: Counter[str] = Counter()  # objects by group and position
         self._of_class: Counter[tuple[str, int, str]] = Counter()  # objects by group, cell and class
-        self._checksums: defaultdict[str, int] = defaultdict(int)  # of all objects, by group
+        self._checksums: defaultdict[str, int] = defaultdict(int)  # checksums of all objects, by group
         self._objects: dict[int, _Object] = {}  # by identity
         self._count = 0  # of all objects
         self._of_modules: dict[str, tuple[int, int]] = {}  # version of the names, and their checksum, by group

@@ -38,7 +38,7 @@ _OF_THREAD, _HAS_THREADS, _IS_GUARDED = 1 << 29, 1 << 30, 1 << 31
 SLOTS = 4096  # descriptions; a model of several hundred modules has one for each operation of each module
 _TEXT_BYTES = 256
 _REASON_BYTES = 1024
-_KINDS = 2  # of meanings: objects, and modules of tensor parallel
+_KINDS = 2  # number of kinds of meanings: objects, and modules of tensor parallel
 _CLAIMS = 1024  # objects whose parameters are compared; of two with the same place only the later one
 _CLAIM_SHIFT, _SORTED_SHIFT, _ORDERED_SHIFT = 48, 32, 16  # bits of a claim
 
