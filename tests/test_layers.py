@@ -381,13 +381,12 @@ import sys, ddp_notebook
 session = ddp_notebook.start(2)
 session.run({PROFILE!r})
 str(session.status())  # a message to the agents
-session.run("pass"), session.run("pass")
-found = []
-for _ in range(3):  # a request of the notebook may arrive during one of them
-    session.run("touched.clear()")
+session.run("pass"), session.run("import time; found = []")
+for _ in range(4):  # a request of the notebook may arrive during one of them
+    session.run("time.sleep(0.4); touched.clear()")  # the agent has acknowledged all messages by then
     session.run("pass")
-    session.run("files = sorted(touched)")
-    found += session.pull("files").values()
+    session.run("found.append(sorted(touched))")
+found = [files for of_rank in session.pull("found").values() for files in of_rank]
 session.stop()
 sys.modules.update({{f"touched:{{file}}": sys for file in set(found[0]).intersection(*found)}})
 """
