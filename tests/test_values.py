@@ -485,7 +485,9 @@ def held(session) -> list[str | None]:
 
 @pytest.mark.parametrize("what", ["fetch", "put"])
 def test_an_interrupted_transfer_leaves_nothing(session, monkeypatch, what):
-    monkeypatch.setattr(shared_memory, "IS_POSSIBLE", False)  # otherwise there is no transfer to interrupt
+    monkeypatch.setattr(
+        shared_memory, "IS_POSSIBLE", False
+    )  # otherwise values take the shared memory, and not a transfer
     session.run("from ddp_notebook.rank.engine import RankEngine\nlarge = torch.zeros(5_000_000)")
     with interrupted_in(monkeypatch, what):
         if what == "fetch":

@@ -269,7 +269,7 @@ PROGRAMS = {
     ),
     "no list of tensors": Program(
         "dist.all_gather(x, x)",
-        "all_gather needs a list of tensors in tensor_list, one for each rank, and got Tensor: pass "
+        "all_gather needs a list with one tensor per rank in tensor_list, and got Tensor: pass "
         "[torch.empty_like(x) for _ in range(world_size)], or use the form with _into_tensor or _tensor",
     ),
     "nothing received": Program(
@@ -413,10 +413,10 @@ PROGRAMS = {
         "class Both(Two):\n    def forward(self, x): return self.left(x) + self.right(x)\n"
         "model = DDP(Both(), find_unused_parameters=True)\nmodel(xx)\n"
         "model.module.left(xx).sum().backward()\nmodel(xx)",
-        "right.* got no gradient on rank 0 in the last backward of this model, but outputs of its forward depend on "
-        "them: compute the loss from these outputs, and call backward() without inputs=",
-        "right.* got no gradient on rank 1 in the last backward of this model, but outputs of its forward depend on "
-        "them: compute the loss from these outputs, and call backward() without inputs=",
+        "right.* got no gradient on rank 0 in the last backward of this model, but its outputs depend on them: "
+        "compute the loss from the outputs, and call backward() without inputs=",
+        "right.* got no gradient on rank 1 in the last backward of this model, but its outputs depend on them: "
+        "compute the loss from the outputs, and call backward() without inputs=",
     ),
     "checkpointed twice in one backward": Program(
         "model = DDP(Twice(), find_unused_parameters=True)\nmodel(xx.clone().requires_grad_()).sum().backward()",
@@ -426,7 +426,7 @@ PROGRAMS = {
     "no parameter to train": Program(
         "DDP(nn.Linear(4, 4).requires_grad_(False))",
         "all 2 parameters of this Linear are frozen, so DDP has no gradient to average: use the module without DDP, "
-        "or call requires_grad_(True) before DDP(model) on the parameters to train",
+        "or call requires_grad_(True) on parameters before DDP(model)",
     ),
     "several device_ids": Program(
         "DDP(linears(4, 4), device_ids=[0, 1])",
@@ -468,7 +468,7 @@ PROGRAMS = {
     ),
     "state_dict of a wrapped model": Program(
         "Two().load_state_dict(DDP(Two()).state_dict())",
-        "these keys start with module., as those of a model in DDP, and this model is not wrapped: load "
+        "the keys start with module., as those of a model in DDP: load "
         "{k.removeprefix('module.'): v for k, v in state.items()}, or save the inner model",
     ),
     "state_dict of a model that is not wrapped": Program(
@@ -606,8 +606,7 @@ PROGRAMS = {
         "other = init_device_mesh('cpu', (2, 1))\n"
         "distribute_tensor(x, mesh, [Shard(0)]) + distribute_tensor(x, other, [Shard(0), Replicate()])",
         "the operands of aten.add.Tensor are on two meshes, DeviceMesh((2,), 'cpu', stride=(1,)) and DeviceMesh((2, "
-        "1), 'cpu', stride=(1, ())): use one mesh, or parts of it, for both tensors; two calls of init_device_mesh "
-        "may give two meshes",
+        "1), 'cpu', stride=(1, ())): use one mesh for both tensors, or parts of it",
     ),
     "view of uneven shards": Program(
         "distribute_tensor(torch.ones(3, 4), mesh, [Shard(0)]).view(12)",

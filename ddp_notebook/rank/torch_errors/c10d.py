@@ -480,7 +480,7 @@ ENTRIES = (
         kind="TypeError",
         where=_C10D + "_check_tensor_list$",
         facts=_wrong_type,
-        cause="{operation} needs a list of tensors in {parameter}, one for each rank, and got {type}",
+        cause="{operation} needs a list with one tensor per rank in {parameter}, and got {type}",
         fix="pass [torch.empty_like(x) for _ in range(world_size)], or use the form with _into_tensor or _tensor",
     ),
     KnownError(

@@ -16,6 +16,10 @@ from ddp_notebook.stdlib import re
 
 _DDP = r"^torch\.nn\.parallel\.distributed:DistributedDataParallel\."
 _INIT = _DDP + "(_log_and_throw|__init__)$"
+_UNFINISHED = (  # text of two entries, which differ by their facts
+    "Expected to have finished reduction in the prior iteration before starting a new one.{}Parameter indices which "
+    "did not receive grad for rank {rank:d}: {indices}"
+)
 _VERIFY = r"^torch\.distributed\.utils:_verify_param_shape_across_processes$"
 _KEYS = re.compile(r'"([^"]+)"')
 _PREFIXES = {"module.": "a model in DDP", "_orig_mod.": "a compiled model"}
@@ -139,8 +143,7 @@ _LOAD = r"^torch\.nn\.modules\.module:Module\.load_state_dict$"
 ENTRIES = (
     KnownError(
         name="unused parameters",
-        text="Expected to have finished reduction in the prior iteration before starting a new one.{}Parameter indices "
-        "which did not receive grad for rank {rank:d}: {indices}",
+        text=_UNFINISHED,
         kind="RuntimeError",
         where=_DDP + "(_pre_forward|forward)$",
         facts=_unused_if(False),
@@ -149,14 +152,13 @@ ENTRIES = (
     ),
     KnownError(
         name="backward past the outputs",
-        text="Expected to have finished reduction in the prior iteration before starting a new one.{}Parameter indices "
-        "which did not receive grad for rank {rank:d}: {indices}",
+        text=_UNFINISHED,
         kind="RuntimeError",
         where=_DDP + "(_pre_forward|forward)$",
         facts=_unused_if(True),
-        cause="{names} got no gradient on rank {rank} in the last backward of this model, but outputs of its forward "
-        "depend on them",
-        fix="compute the loss from these outputs, and call backward() without inputs=",
+        cause="{names} got no gradient on rank {rank} in the last backward of this model, but its outputs depend on "
+        "them",
+        fix="compute the loss from the outputs, and call backward() without inputs=",
     ),
     KnownError(
         name="checkpointed twice in one backward",
@@ -177,7 +179,7 @@ ENTRIES = (
         where=_INIT,
         facts=_frozen,
         cause="{cause}, so DDP has no gradient to average",
-        fix="use the module without DDP, or call requires_grad_(True) before DDP(model) on the parameters to train",
+        fix="use the module without DDP, or call requires_grad_(True) on parameters before DDP(model)",
     ),
     KnownError(
         name="several device_ids",
@@ -251,7 +253,7 @@ ENTRIES = (
         kind="RuntimeError",
         where=_LOAD,
         facts=_loaded_with_prefix,
-        cause="these keys start with {prefix}, as those of {of}, and this model is not wrapped",
+        cause="the keys start with {prefix}, as those of {of}",
         fix="load {{k.removeprefix('{prefix}'): v for k, v in state.items()}}, or save the inner model",
     ),
     KnownError(

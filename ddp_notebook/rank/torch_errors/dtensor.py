@@ -129,7 +129,7 @@ ENTRIES = (
         kind="RuntimeError",
         where=_TENSOR,
         cause="the operands of {operator} are on two meshes, {one} and {two}",
-        fix="use one mesh, or parts of it, for both tensors; two calls of init_device_mesh may give two meshes",
+        fix="use one mesh for both tensors, or parts of it",
         other_texts=("All operands in {operator} must have the same mesh, but got {one} and {two}.",),
     ),
     KnownError(

@@ -162,13 +162,13 @@ def _not_finite(step: int, details: Details) -> tuple[str, str]:
         )
     if not one["was_finite"]:
         return f"step {step}", (
-            "the loss was NaN or infinite, and some parameters were too before this step; load or make the model "
-            "again, and skip a step if its loss or a gradient is not finite"
+            "the loss was NaN or infinite, and so were parameters before this step; load or make the model again, and "
+            "skip steps that are not finite"
         )
     if one.get("everywhere"):
         return f"step {step}", (
             "the losses of all ranks were NaN or infinite, and so were parameters after the step; look at the "
-            "operations of the model and its loss, and skip a step with such a loss on all ranks"
+            "operations of the model, and skip such steps"
         )
     return f"step {step}", (
         "the loss was NaN or infinite, and so were parameters after the step; look at the batch, and skip a step on "
