@@ -141,7 +141,7 @@ class StepFacts(StepObserver):
             self._note_never(held)
             if held.has_no_rate and held.steps >= _ZERO:
                 self.note("nothing-changed", held.first_step, last=held.last_step, count=held.steps, cause="rate")
-        if "no-gradient" not in self._facts and (names := self._unheld.unchanged()):
+        if "no-gradient" not in self._facts and (names := self._unheld.unchanged()) and not self._unheld.are_held():
             model = model_name(self._unheld.model(), self._namespace())
             self.note("not-in-optimizer", self._unheld.step, last=self._steps, model=model, names=names)
         has_gradients = any(len(held.never or ()) < held.count for held in self._of_cell)
@@ -254,11 +254,11 @@ class StepFacts(StepObserver):
         self._batches.end_step(step)
         self.passes.end_step(step)
         held = self._held_by(optimizer)
-        if not held.steps:
-            held.first_step = step
-            self._of_cell.append(held)
         if held.steps:
             held.moved = max(held.moved, self._event_buffer.elements - held.elements)
+        else:
+            held.first_step = step
+            self._of_cell.append(held)
         held.steps += 1
         held.last_step = step
         if held.has_no_rate:  # at most the first steps of a warm-up

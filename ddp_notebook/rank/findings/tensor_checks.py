@@ -47,10 +47,12 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 def sample(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a few elements."""
-    if gradient.numel() <= _SAMPLE or not gradient.is_contiguous():
-        return gradient if gradient.numel() <= _SAMPLE else gradient.flatten()[:_SAMPLE]
-    return gradient.view(-1)[:: gradient.numel() // _SAMPLE]
+    """Return a view of a few elements."""
+    if gradient.numel() <= _SAMPLE:
+        return gradient
+    if gradient.is_contiguous():
+        return gradient.view(-1)[:: gradient.numel() // _SAMPLE]
+    return _thinned(gradient, _SAMPLE)
 
 
 def _whole(gradient: torch.Tensor) -> torch.Tensor:
@@ -151,7 +153,7 @@ def checksum(values: Iterable[Any], start: int = 0) -> int | None:
             return None
         part = tensor.detach()
         if part.nbytes > _WHOLE_BYTES:
-            part = _parts(part) if part.is_contiguous() else _thinned(part)
+            part = _parts(part) if part.is_contiguous() else _thinned(part, _THINNED_BYTES // part.element_size())
         data: Any = part.contiguous().view(-1).view(torch.uint8).numpy()
         found = zlib.crc32(data, found)
     return found
@@ -162,14 +164,14 @@ def _parts(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).as_strided((_PARTS, length), ((tensor.numel() - length) // (_PARTS - 1), 1))
 
 
-def _thinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a few elements from all parts. A flat view of the tensor would copy it.
+def _thinned(tensor: torch.Tensor, most: int) -> torch.Tensor:
+    """Return a view of at most so many elements from all parts. A flat view of the tensor would copy it.
 
     Example:
-        >>> tuple(_thinned(torch.zeros(8, 3, 64, 64).permute(0, 2, 3, 1)).shape)
+        >>> tuple(_thinned(torch.zeros(8, 3, 64, 64).permute(0, 2, 3, 1), 4096).shape)
         (8, 8, 16, 3)
     """
-    while tensor.nbytes > _THINNED_BYTES:
+    while tensor.numel() > most:
         largest = max(range(tensor.ndim), key=tensor.size)
         tensor = tensor[(slice(None),) * largest + (slice(None, None, 2),)]
     return tensor

@@ -10,6 +10,7 @@ import ast
 import linecache
 import opcode
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from sys import _getframe
 from types import CodeType, FrameType
@@ -34,10 +35,12 @@ GRADIENT, LOOP, VARIABLE = "gradient", "loop", "variable"  # kinds of names
 class _Place(NamedTuple):
     """A call in a cell."""
 
-    code: CodeType  # kept, so that its id is not reused
     variable: str  # first argument, if it is a variable
     keys: tuple[str, ...]  # variables of the loops over which the argument runs
     counters: tuple[str, ...]  # variables of `range` and `enumerate` in the loops around the call, outermost first
+
+
+_NO_PLACE = _Place("", (), ())
 
 
 class Values:
@@ -59,11 +62,10 @@ class Values:
         self._line = line
         self._parameters = parameters
         self._main = threading.get_ident()
-        self._places: dict[tuple[int, int], _Place] = {}
         # Parameters with their names, by shape and id; None before they are needed in a cell
         self._named: dict[torch.Size, dict[int, tuple[str, Callable[[], Any]]]] | None = None
-        self._of_line: dict[tuple[int, int], int] = {}  # number of kept calls of a line
-        self._lines: dict[tuple[int, int], str] = {}
+        self._of_line: Counter[_Instruction] = Counter()  # number of calls of a line
+        self._lines: dict[_Instruction, str] = {}
         self._calls: list[tuple[list[Any], str, str, list[list[Any]], _Instruction]] = []
         self.are_used = False  # the cell has called a collective
 
@@ -71,7 +73,6 @@ class Values:
         """Forget the calls of the last cell."""
         self._calls.clear()
         self._of_line.clear()
-        self._places.clear()
         self._lines.clear()
         self._named = None
         self.are_used = False
@@ -86,12 +87,11 @@ class Values:
         if code.co_filename not in self._cells:
             return
         self.are_used = True
-        key = id(code), instruction
-        count = self._of_line[key] = self._of_line.get(key, 0) + 1
-        if count > _OF_LINE:
+        self._of_line[code, instruction] += 1
+        if self._of_line[code, instruction] > _OF_LINE:
             return
         place, texts, passes = self._described(_getframe(1))
-        site = id(call.site[2]), call.site[3]
+        site = call.site[2:4]
         if (line := self._lines.get(site)) is None:
             line = self._lines[site] = self._line(call)
         group = f"{call.group.title} {list(call.group.ranks)}"
@@ -115,7 +115,7 @@ class Values:
             else:
                 kind, name = VARIABLE, ""
                 if call[2].startswith(_REDUCES) and code is not None:
-                    name = self._place(code, instruction).variable
+                    name = _place_of(code, instruction).variable
             if name or passes:
                 found.append([*call, kind, name, passes])
         return found if len({(one[5], str(one[6])) for one in found}) > 1 else []
@@ -133,7 +133,7 @@ class Values:
             if code.co_filename in self._cells:
                 is_cell = code.co_name == "<module>"
                 if (is_cell or _HAS_VARIABLES) and _has_loops(code):
-                    place = self._place(code, frame.f_lasti)
+                    place = _place_of(code, frame.f_lasti)
                     values = frame.f_locals
                     keys = [(name, values.get(name)) for name in place.keys]
                     texts[:0] = [f"{name}={value[:_MOST_CHARS]!r}" for name, value in keys if type(value) is str]
@@ -144,12 +144,6 @@ class Values:
                     break
             frame = frame.f_back
         return outermost, " and ".join(texts), numbers
-
-    def _place(self, code: CodeType, instruction: int) -> _Place:
-        key = id(code), instruction
-        if (place := self._places.get(key)) is None:
-            place = self._places[key] = _Place(code, *_names_at(code, instruction))
-        return place
 
     # ---- gradients
 
@@ -187,21 +181,21 @@ class _Loop(NamedTuple):
 
 
 @functools.lru_cache(1000)
-def _names_at(code: CodeType, instruction: int) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Return the fields of a `_Place`, without the code."""
+def _place_of(code: CodeType, instruction: int) -> _Place:
     position = list(code.co_positions())[instruction // 2]
     try:
         tree = ast.parse("".join(linecache.getlines(code.co_filename)))
     except (SyntaxError, ValueError):
-        return "", (), ()
+        return _NO_PLACE
     for call, loops in _calls_of(tree, ()):
         if (call.lineno, call.end_lineno, call.col_offset, call.end_col_offset) == position:
             first: Any = next(iter([*call.args, *(one.value for one in call.keywords)]), None)
             used = set() if first is None else {one.id for one in ast.walk(first) if isinstance(one, ast.Name)}
             keys = [name for loop in loops if used & loop.variables for name in sorted(loop.variables)]
             text = ast.unparse(first) if isinstance(first, ast.Name | ast.Attribute) else ""
-            return text[:_MOST_CHARS], tuple(keys), tuple(loop.counter for loop in loops if loop.counter)
-    return "", (), ()
+            counters = tuple(loop.counter for loop in loops if loop.counter)
+            return _Place(text[:_MOST_CHARS], tuple(keys), counters)
+    return _NO_PLACE
 
 
 def _calls_of(node: ast.AST, around: tuple[_Loop, ...]) -> Iterator[tuple[ast.Call, tuple[_Loop, ...]]]:

@@ -151,11 +151,8 @@ def _common_step(facts: Mapping[int, Sequence[Sequence[Any]]], ranks: Sequence[i
     found = {
         rank: (step, one["was_finite"]) for rank, own in facts.items() for name, step, one in own if name == _NOT_FINITE
     }
-    return (
-        next(iter(found.values()))
-        if len(ranks) > 1 and set(found) == set(ranks) and len(set(found.values())) == 1
-        else None
-    )
+    is_common = len(ranks) > 1 and set(found) == set(ranks) and len(set(found.values())) == 1
+    return next(iter(found.values())) if is_common else None
 
 
 def _with_bucket(
