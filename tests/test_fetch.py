@@ -82,17 +82,17 @@ def test_what_is_not_there(folder, monkeypatch, pattern, words):
     assert str(error.value) == words.format(folder)
 
 
-@pytest.mark.parametrize("pattern", ["~", "~/", "..", "../..", "/", "link", "~/work/.."])
+@pytest.mark.parametrize("pattern", ["~", "~/", "..", "../..", "/", "link", "~/notes/.."])
 def test_the_home_folder_and_folders_above_it_are_refused(tmp_path, monkeypatch, pattern):
-    work = tmp_path / "home" / "work"
-    work.mkdir(parents=True)
-    (work / "a.txt").touch()
-    (work / "link").symlink_to(tmp_path / "home")
+    notes = tmp_path / "home" / "notes"
+    notes.mkdir(parents=True)
+    (notes / "a.txt").touch()
+    (notes / "link").symlink_to(tmp_path / "home")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(work)
+    monkeypatch.chdir(notes)
     with pytest.raises(files.CannotFetchError, match="must not be the home folder or a folder above it"):
         files.find(pattern)
-    assert [found[1] for found in files.find("~/work")] == ["work/a.txt"]
+    assert [found[1] for found in files.find("~/notes")] == ["notes/a.txt"]
 
 
 def test_more_than_20000_files_are_refused(tmp_path, monkeypatch):

@@ -143,17 +143,12 @@ class EndedRanks:
     def __init__(self, grace_s: float | None, interval_s: float, again_s: float) -> None:
         self.look_at = _NEVER_S  # time of the next look
         self.is_certain = False  # ranks wait for ranks that have ended the cell
+        self.is_over = False  # the cell must be ended now
         self._found: dict[int, LeftBehind] = {}
         self._ends_at = _NEVER_S
-        self._is_over = False
         self._grace_s = _NEVER_S if grace_s is None else grace_s
         self._interval_s = interval_s
         self._again_s = again_s
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the cell must be ended now."""
-        return self._is_over
 
     def is_due(self, now: float) -> bool:
         """Return whether it is time to look. The first call starts the interval."""
@@ -180,7 +175,7 @@ class EndedRanks:
         may_end = any(left.may_end for left in found.values())
         self._ends_at = min(self._ends_at, now + self._grace_s) if may_end else _NEVER_S
         self.look_at = min(self.look_at, max(self._ends_at, now))
-        self._is_over = now >= self._ends_at
+        self.is_over = now >= self._ends_at
 
     def ends_in_s(self, now: float) -> float | None:
         """Return the seconds until the cell is ended; None if it is not."""
@@ -194,7 +189,7 @@ class EndedRanks:
     def reset(self) -> None:
         """Start again: no rank has ended the cell, or the cell is being ended."""
         self.look_at = self._ends_at = _NEVER_S
-        self.is_certain = self._is_over = False
+        self.is_certain = self.is_over = False
         self._found = {}
 
 
