@@ -131,6 +131,18 @@ class StepFacts(StepObserver):
             self.note("values", 0, calls=calls)
         if not self._steps:
             return list(self._facts.values())
+        self._note_optimizers()
+        has_gradients = any(len(held.never or ()) < held.count for held in self._of_cell)
+        if trains_apart and not self._backwards and not has_gradients:
+            self.note("idle", 1)  # for example, a loop over the learning rates of a scheduler
+        elif trains_apart and self._wrapped is not None and not _EXPLAIN_APART & self._facts.keys():
+            self.note("trains-apart", 1, model=model_name(self._wrapped(), self._namespace()))
+        self.passes.end_cell(self._steps)
+        self._note_averaging()
+        return list(self._facts.values())
+
+    def _note_optimizers(self) -> None:
+        """Note what is known only now of the cell's optimizers, and of the parameters that none of them holds."""
         for held in self._of_cell:
             if held.pending is not None:
                 name, step, details = held.pending
@@ -144,14 +156,6 @@ class StepFacts(StepObserver):
         if "no-gradient" not in self._facts and (names := self._unheld.unchanged()) and not self._unheld.are_held():
             model = model_name(self._unheld.model(), self._namespace())
             self.note("not-in-optimizer", self._unheld.step, last=self._steps, model=model, names=names)
-        has_gradients = any(len(held.never or ()) < held.count for held in self._of_cell)
-        if trains_apart and not self._backwards and not has_gradients:
-            self.note("idle", 1)  # for example, a loop over the learning rates of a scheduler
-        elif trains_apart and self._wrapped is not None and not _EXPLAIN_APART & self._facts.keys():
-            self.note("trains-apart", 1, model=model_name(self._wrapped(), self._namespace()))
-        self.passes.end_cell(self._steps)
-        self._note_averaging()
-        return list(self._facts.values())
 
     def _note_averaging(self) -> None:
         """Note what the notebook compares between the ranks that average gradients."""
