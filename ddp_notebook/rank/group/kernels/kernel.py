@@ -171,12 +171,12 @@ class Kernel(Operator):
             elif (work := unbox_work(boxed)) is None:  # one of several messages that NCCL starts together
                 recorder.queued(call)
             else:
+                if recorder.user_calls is not None:
+                    recorder.user_calls.issued(call)  # first: a call that is complete drops its tensors
                 if call.moment is not None and (event_buffer := recorder.event_buffer) is not None:
                     event_buffer.issued(call, work)
                 call.work = work  # from now on another thread may find it complete and forget it
                 by_work[id(work)] = call
-                if recorder.user_calls is not None:
-                    recorder.user_calls.issued(call)
             if len(live) >= recorder.prune_at:
                 recorder.prune()
 
