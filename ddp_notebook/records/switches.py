@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddp_notebook.stdlib import os
 
 VARIABLE = "DDP_NOTEBOOK_TEST_WITHOUT"
+NEEDS = {"findings": "recording"}  # a feature that follows the recorded steps is off without them
 
 
 def without() -> frozenset[str]:
@@ -14,4 +15,5 @@ def without() -> frozenset[str]:
         >>> without()
         frozenset()
     """
-    return frozenset(filter(None, os.environ.get(VARIABLE, "").split(",")))
+    off = frozenset(filter(None, os.environ.get(VARIABLE, "").split(",")))
+    return off | {name for name, needed in NEEDS.items() if needed in off}
