@@ -292,14 +292,16 @@ def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
         from ddp_notebook.rank.rpc.rref_values import _has_type
         import torch
         add = rpc.remote("a", torch.add, args=(torch.ones(1), 1))
-        assert _has_type(add) and not _has_type(rpc.remote("a", abs, args=(1,)))
+        number = rpc.remote("a", abs, args=(1,))
+        assert _has_type(add) and not _has_type(number)
+        add.to_here(), number.to_here()  # the agent's threads pickle no more
         from torch.distributed.rpc import internal
         internal._pickler = None
         try:
             internal.serialize(1)
         except TypeError:
             print("pickles with it")
-        print("alive")
+        print("alive", flush=True)
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "pickles with it\nalive" in done.stdout, done.stderr
