@@ -22,8 +22,10 @@ from tests.inputs.matrix import CRASH, HANG, Case, Outcome, cases, of_ranks, rec
 RESULTS = Path(__file__).with_name("on_ranks.json")
 REFUSED = "refused"  # by an error of this package, before data moves
 LATE = "late"  # by an error of this package in `wait`, when data have moved
+STOPPED = "stopped"  # in the operation, since another rank has ended the cell without it
 _AT_WAIT = re.compile("differs from the collective that another rank calls")
 _OURS = re.compile("Nothing was sent|has sent nothing|got one on the meta device|ValueError: .* would (?:not|receive)")
+_HAS_ENDED = re.compile(r"the cell was stopped: rank \d+ has ended the cell without")
 _MOST = 30  # cases in a cell
 _TIMEOUT_S = 10.0
 _MANY = """
@@ -96,6 +98,8 @@ def _run_one(session: ddp_notebook.Session, case: Case) -> Outcome:
 def _read(verdict: str, words: str) -> Outcome:
     if verdict == ERROR and _AT_WAIT.search(words):
         return Outcome(LATE, words)
+    if verdict == ERROR and _HAS_ENDED.search(words):
+        return Outcome(STOPPED, words)
     return Outcome(REFUSED if verdict == ERROR and _OURS.search(words) else verdict, words)
 
 
