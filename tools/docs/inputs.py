@@ -40,8 +40,8 @@ tools.docs.inputs` writes this page from recorded results, and a test repeats al
 | refused / nothing | ddp_notebook raises an error; torch alone returns without data, since a tensor has none |
 | refused / torch | ddp_notebook raises an error on all ranks; torch alone raises one |
 | late | ddp_notebook raises an error in `wait` of an operation with `async_op=True`, after data have moved |
-| stopped / waits | the other rank ends the cell without the operation, so the waiting rank is stopped after `--grace`, \
-with this reason; torch alone waits forever |
+| stopped / waits | the other rank ends the cell without the operation, so the waiting rank is stopped after \
+`--grace`, with this reason; torch alone waits forever |
 | waits | the rank waits, and a card under the cell names the operation |
 | - | the operation has no such argument |
 
