@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+    from ddp_notebook.observe.forecast.forecast import Forecast
     from ddp_notebook.observe.remote import AutogradContext, Reference, RemoteCall
     from ddp_notebook.observe.report.report import Report
     from ddp_notebook.observe.steps.run import TrainingRun
@@ -188,6 +189,58 @@ class Recording(RecordedTables):
         from ddp_notebook.observe.report import report
 
         return report.report(self, cell)
+
+    def forecast(
+        self,
+        ranks: Sequence[int],
+        *,
+        cell: int | None = None,
+        gpus_per_node: int | None = None,
+        network: float | Sequence[float] | None = None,
+        latency_us: float | Sequence[float] | None = None,
+        bucket_mb: float | None = None,
+        batch: float = 1.0,
+        micro_steps: int | None = None,
+    ) -> Forecast:
+        """Predict the step time of DDP on other numbers of ranks. `print` shows it, and `plot` draws it.
+
+        First the recorded run itself is predicted. If that is off by more than 10 %, `predictions` is empty.
+
+        Args:
+            ranks: numbers of ranks to predict.
+            cell: number of a cell; None: the last one with steps.
+            gpus_per_node: ranks of a node; None: all ranks are equally far from each other.
+            network: GB/s that each rank can send, one value, or one inside and one between nodes; None: the rate that
+                explains the recorded transfers best.
+            latency_us: microseconds of a message, as `network`.
+            bucket_mb: size of DDP's gradient buckets in MiB, as `bucket_cap_mb` of DDP; None: as recorded.
+            batch: batch of each rank, as a multiple of the recorded one. Input, forward and backward take as many times
+                as long.
+            micro_steps: forward and backward passes of a step, of which the last one synchronises gradients; None: as
+                recorded.
+
+        Raises:
+            UsageError: a value is out of range, or the cell has not trained with DDP on all ranks.
+
+        Example:
+            >>> from ddp_notebook.widgets import simulate
+            >>> found = simulate(world_size=4).forecast([8, 64], network=10)
+            >>> [(one.ranks, round(one.step_ns / 1e6)) for one in found.predictions], abs(found.error) < 0.1
+            ([(8, 48), (64, 49)], True)
+        """
+        from ddp_notebook.observe.forecast import forecast
+
+        return forecast.forecast(
+            self,
+            ranks,
+            cell=cell,
+            gpus_per_node=gpus_per_node,
+            network=network,
+            latency_us=latency_us,
+            bucket_mb=bucket_mb,
+            batch=batch,
+            micro_steps=micro_steps,
+        )
 
     def calls(self, cell: int | None = None, since: int = 0) -> list[RemoteCall]:
         """Return RPC calls to other ranks and fetches of remote references, in the order of their start.

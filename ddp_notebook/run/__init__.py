@@ -13,6 +13,7 @@ resize/           more or fewer ranks
 survive/          cells that continue when a rank dies
 kept/             sessions that outlive their notebook
 sharding/         placement and memory of sharded models
+forecast/         prediction of step times on other numbers of ranks
 findings/         silent mistakes in the training steps of cells
 record/           options of the recording, and the recording so far
 

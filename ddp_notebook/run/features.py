@@ -27,6 +27,7 @@ FEATURES = {
     "jobs": "ddp_notebook.run.jobs.feature",
     "recording": "ddp_notebook.run.record.feature",
     "findings": "ddp_notebook.run.findings.feature",
+    "forecast": "ddp_notebook.run.forecast.feature",
     "monitor": "ddp_notebook.widgets.feature",
     "resize": "ddp_notebook.run.resize.feature",
     "survive": "ddp_notebook.run.survive.feature",

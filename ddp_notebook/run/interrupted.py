@@ -75,6 +75,7 @@ OF_RECORDING: Mapping[str, str] = {
     **dict.fromkeys(("references", "contexts", "gradients", "resources", "layouts", "to_pandas"), _READ),
     **dict.fromkeys(("rows", "metrics", "metrics_of", "_metrics_until", "tensor"), _READ),
     "__repr__": "interrupted: the recording was not described; it is unchanged",
+    "forecast": "interrupted: nothing was predicted; the recording is unchanged",
     "report": OF_SESSION["report"],
 }
 # Sentences by method of `Plots`.

@@ -6,6 +6,7 @@ drawing          style of figures: axes, labels
 bars             steps and buckets
 pipeline_figure  actions of pipeline stages
 curves           metrics and bandwidth
+scaling          a forecast
 sequence         calls between ranks, and remote references
 moments          the same calls as plain data, for the browser
 """

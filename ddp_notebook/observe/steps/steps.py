@@ -291,9 +291,9 @@ def parts(
     of_kind = {part: np.isin(spans["kind"], [*map(SPANS.index, kinds)]) for part, kinds in _PARTS.items()}
     intervals = {part: (spans["start_ns"][chosen], spans["end_ns"][chosen]) for part, chosen in of_kind.items()}
     begun, ended = ends_of(calls)
-    blocked_from = _blocked_from(calls, begun, ended, is_own)
-    is_blocking = blocked_from < ended
-    blocked = blocked_from[is_blocking], ended[is_blocking]
+    since = blocked_from(calls, begun, ended, is_own)
+    is_blocking = since < ended
+    blocked = since[is_blocking], ended[is_blocking]
     waiting = blocked[0], np.clip((begun + waited)[is_blocking], *blocked)
     intervals |= {"communication": (begun, ended), "blocked": blocked, "waiting": waiting}
     intervals |= {"answers": answers, "served": served}
@@ -303,7 +303,7 @@ def parts(
     cuts = cuts[np.concatenate(([True], cuts[1:] != cuts[:-1]))]  # `np.unique` takes three times as long
     lengths, of_step = np.diff(cuts), np.searchsorted(edges, cuts[:-1], "right") - 1
     nothing = np.zeros(len(cuts) - 1, bool)
-    covered = {name: _covers(*both, cuts) if len(both[0]) else nothing for name, both in intervals.items()}
+    covered = {name: covers(*both, cuts) if len(both[0]) else nothing for name, both in intervals.items()}
 
     def total(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """Return the total by step. It is exact, because sums of nanoseconds stay below 2**53."""
@@ -348,7 +348,7 @@ def ends_of(calls: Rows) -> tuple[Times, Times]:
     return begun, np.maximum(ended, begun)
 
 
-def _blocked_from(calls: Rows, begun: Times, ended: Times, is_own: npt.NDArray[np.bool_]) -> Times:
+def blocked_from(calls: Rows, begun: Times, ended: Times, is_own: npt.NDArray[np.bool_]) -> Times:
     """Return the time (n,) from which the rank was blocked in the call; the call's end if it was not blocked.
 
     The recorder does not see all waits of DDP. It waits for buckets after the last one was issued, and for other calls
@@ -371,7 +371,7 @@ def _blocked_from(calls: Rows, begun: Times, ended: Times, is_own: npt.NDArray[n
     return since
 
 
-def _covers(starts: Times, ends: Times, cuts: Times) -> npt.NDArray[np.bool_]:
+def covers(starts: Times, ends: Times, cuts: Times) -> npt.NDArray[np.bool_]:
     """Return a mask (n,): True if an interval covers the time between a cut and the next.
 
     Args:

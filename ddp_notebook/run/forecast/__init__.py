@@ -1,0 +1,4 @@
+"""Prediction of step times on other numbers of ranks.
+
+feature  declares `%ddp_forecast`
+"""
