@@ -75,6 +75,7 @@ _NOTEBOOK = {
     "jobs": (["ddp_notebook.run.jobs"], ["ddp_jobs", "ddp_wait", "ddp_cancel"]),
     "recording": (["ddp_notebook.run.record", "ddp_notebook.observe"], ["ddp_record", "ddp_report", "ddp_trace"]),
     "findings": (["ddp_notebook.run.findings"], []),
+    "forecast": (["ddp_notebook.run.forecast", "ddp_notebook.observe.forecast"], ["ddp_forecast"]),
     "monitor": (["ddp_notebook.widgets"], ["ddp_monitor"]),
     "resize": (["ddp_notebook.run.resize"], ["ddp_resize"]),
     "survive": (["ddp_notebook.run.survive", "ddp_notebook.launch.preemption"], []),

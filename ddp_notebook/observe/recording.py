@@ -226,7 +226,7 @@ class Recording(RecordedTables):
             >>> from ddp_notebook.widgets import simulate
             >>> found = simulate(world_size=4).forecast([8, 64], network=10)
             >>> [(one.ranks, round(one.step_ns / 1e6)) for one in found.predictions], abs(found.error) < 0.1
-            ([(8, 48), (64, 49)], True)
+            ([(8, 45), (64, 45)], True)
         """
         from ddp_notebook.observe.forecast import forecast
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddp_notebook.observe.forecast.forecast import Forecast
 
 _APART = 2.0  # ratio of two numbers of ranks with a label each
-_WIDTH = 0.7  # of a bar; the distance of two bars is 1
+_WIDTH = 0.7  # width of a bar; the distance of two bars is 1
 
 
 def draw(found: Forecast) -> Picture:

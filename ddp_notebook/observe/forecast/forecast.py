@@ -21,7 +21,14 @@ import numpy as np
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.forecast.network import Fit, Link, Network, fit
-from ddp_notebook.observe.forecast.timeline import Floats, StepEvents, recorded_steps, transfers, with_buckets
+from ddp_notebook.observe.forecast.timeline import (
+    Floats,
+    RecordedSteps,
+    StepEvents,
+    recorded_steps,
+    transfers,
+    with_buckets,
+)
 from ddp_notebook.observe.tables.matching import RowSource, in_cell, label_of
 from ddp_notebook.observe.tables.parts import Bounded, CellPart
 from ddp_notebook.records.schema import ORIGINS, SPANS
@@ -40,7 +47,7 @@ _FEW_TRANSFERS = 10
 _LITTLE_TRANSFER = 0.02  # share of a step
 _SHARDED = [ORIGINS.index(origin) for origin in ("fsdp", "dtensor", "pipeline")]
 _PIPELINE, _OPTIMIZER = SPANS.index("pipeline"), SPANS.index("optimizer")
-_MB = 1 << 20  # as `bucket_cap_mb` of DDP counts
+_MB = 1 << 20  # unit of `bucket_cap_mb` in DDP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +57,7 @@ class Prediction:
     ranks: int
     step_ns: float
     exposed_ns: float  # communication that no compute hides; a part of the step
-    samples_per_s: float | None  # of all ranks; None: the batch size was not recorded
+    samples_per_s: float | None  # sum over the ranks; None: the batch size was not recorded
     efficiency: float  # samples/s relative to the same number of single ranks, 0 to 1
 
 
@@ -66,7 +73,7 @@ class Forecast:
     measured: Prediction | None  # the recorded step itself, with its predicted share of exposed communication
     network: Network | None  # network of the predictions; None: the recording has one rank and no network was given
     verdict: str  # one sentence
-    notes: tuple[str, ...]  # sentences: when more ranks do not pay, the network, and what is left out
+    notes: tuple[str, ...]  # sentences about more ranks, the network and the limits of the model
 
     @property
     def error(self) -> float:
@@ -130,25 +137,9 @@ def forecast(
     for name, two in (("network", asked.rates), ("latency_us", asked.latencies)):
         if two is not None and len(two) == 2 and asked.per_node is None:
             raise UsageError(f"{name} with a value between nodes needs gpus_per_node (--gpus-per-node 8)")
-    cell = _last_cell_with_steps(recording) if cell is None else cell
-    own = CellPart(recording, -1 if cell is None else cell)
-    recorded = recorded_steps(own, _MOST_STEPS)
-    if cell is None or not recorded.ranks:
-        raise UsageError(
-            f"no forecast: no optimizer step was recorded{in_cell(recording, cell)}; train some steps first"
-        )
-    label, steps, world = label_of(recording, cell), recorded.steps, len(recorded.ranks)
-    _refuse_others(own, recorded.ranks, label)
-    if len(steps) < _FEWEST_STEPS:
-        raise UsageError(
-            f"no forecast: {label} has {len(steps)} comparable steps after the first two, and {_FEWEST_STEPS} are "
-            "needed; train more steps, each with the same collectives on all ranks"
-        )
-    found = fit(transfers(steps), world)
-    if found is None and world > 1:
-        raise UsageError(f"no forecast: {label} has no all_reduce of all {world} ranks whose time is known")
-    if found is None and asked.rates is None and max(asked.ranks) > 1:
-        raise UsageError(f"{label} ran on one rank, so no network was measured: give its rate (--network 25)")
+    own, label, recorded = _recorded(recording, cell)
+    steps, world = recorded.steps, len(recorded.ranks)
+    found = _fitted(label, recorded, asked)
     measured_ns, samples = recorded.measured_ns, recorded.samples
     itself = _Model(steps, world, network=_as_recorded(found))
     predicted_ns = itself.step_ns(world)
@@ -184,7 +175,7 @@ def forecast(
         notes=(
             _of_itself(result),
             *_pays(model),
-            *_of_network(asked, found, model.network, _has_gpu(own)),
+            *_of_network(asked, found, model.network),
             *_thin(found, steps, measured_ns, asked),
             *_assumed(asked),
             "Left out: more ranks that share processors, memory or disks, input that loads slower, and ranks that are "
@@ -193,7 +184,7 @@ def forecast(
     )
 
 
-# ---- what was asked
+# ---- arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +231,45 @@ def _pair(name: str, value: float | Sequence[float] | None, unit: str) -> tuple[
     return tuple(float(one) for one in values)
 
 
-# ---- what was recorded
+# ---- recording
+
+
+def _recorded(recording: Bounded, cell: int | None) -> tuple[CellPart, str, RecordedSteps]:
+    """Return the rows of a cell, its displayed name, and its steps.
+
+    Raises:
+        UsageError: the cell has not trained with DDP on all ranks, or too few steps.
+    """
+    cell = _last_cell_with_steps(recording) if cell is None else cell
+    own = CellPart(recording, -1 if cell is None else cell)
+    recorded = recorded_steps(own, _MOST_STEPS)
+    if cell is None or not recorded.ranks:
+        raise UsageError(
+            f"no forecast: no optimizer step was recorded{in_cell(recording, cell)}; train some steps first"
+        )
+    label = label_of(recording, cell)
+    _refuse_others(own, recorded.ranks, label)
+    if len(recorded.steps) < _FEWEST_STEPS:
+        raise UsageError(
+            f"no forecast: {label} has {len(recorded.steps)} comparable steps after the first two, and "
+            f"{_FEWEST_STEPS} are needed; train more steps, each with the same collectives on all ranks"
+        )
+    return own, label, recorded
+
+
+def _fitted(label: str, recorded: RecordedSteps, asked: _Asked) -> Fit | None:
+    """Return the network of the recording; None for a single rank.
+
+    Raises:
+        UsageError: the network of the forecast is unknown.
+    """
+    world = len(recorded.ranks)
+    found = fit(transfers(recorded.steps), world)
+    if found is None and world > 1:
+        raise UsageError(f"no forecast: {label} has no all_reduce of all {world} ranks whose time is known")
+    if found is None and asked.rates is None and max(asked.ranks) > 1:
+        raise UsageError(f"{label} ran on one rank, so no network was measured: give its rate (--network 25)")
+    return found
 
 
 def _last_cell_with_steps(recording: RowSource) -> int | None:
@@ -420,7 +449,7 @@ def _pays(model: _Model) -> tuple[str, ...]:
     return (f"More ranks pay up to {counts[-1]:,}: each doubling adds at least {meant}",)
 
 
-def _of_network(asked: _Asked, found: Fit | None, network: Network | None, has_gpu: bool) -> tuple[str, ...]:
+def _of_network(asked: _Asked, found: Fit | None, network: Network | None) -> tuple[str, ...]:
     if network is None:
         return ()
 

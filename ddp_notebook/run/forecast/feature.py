@@ -23,7 +23,7 @@ def forecast_line() -> LineParser:
     parser.add_argument("--latency", metavar="US[,US]", help="microseconds per message: inside, between nodes")
     parser.add_argument("--bucket-mb", metavar="MB", help="size of DDP's buckets, as bucket_cap_mb")
     parser.add_argument("--batch", metavar="xN", help="batch of each rank, as a multiple of the recorded one")
-    parser.add_argument("--micro", metavar="N", help="forward and backward passes of a step, as for accumulation")
+    parser.add_argument("--micro", metavar="N", help="forward and backward passes of a step")
     parser.add_argument("--cell", metavar="N", help="number of the recorded cell (the last training cell)")
     return parser
 
