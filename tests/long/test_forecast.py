@@ -16,7 +16,7 @@ import pytest
 import ddp_notebook
 from tests.recording.scripts import environment
 
-pytestmark = [pytest.mark.long, pytest.mark.alone]
+pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(900)]
 
 _RATE_MBIT = 40  # 0.005 GB/s: sending takes hardly any processor time
 _MOST_OFF = 0.1

@@ -24,9 +24,14 @@ def ring_ms(ranks: int, nbytes: int, gb_s: float, latency_us: float = 0.0) -> fl
     return 2 * (ranks - 1) * latency_us / 1e3 + 2 * (ranks - 1) / ranks * nbytes / gb_s / 1e6
 
 
-def step_ms(run: Synthetic, ranks: int, **changes: Any) -> float:
+def one_of(run: Synthetic, ranks: int, **changes: Any) -> Any:
+    """Return the prediction of a number of ranks."""
     (found,) = forecast(run, [ranks], **changes).predictions
-    return found.step_ns / MS
+    return found
+
+
+def step_ms(run: Synthetic, ranks: int, **changes: Any) -> float:
+    return one_of(run, ranks, **changes).step_ns / MS
 
 
 @pytest.mark.parametrize(
@@ -81,11 +86,11 @@ def test_given_networks_replace_the_fitted_one():
 
 def test_larger_batches_and_more_micro_steps():
     run = simulate(steps=20, world_size=2, transfer_ms=15, samples=32)
-    (usual,) = forecast(run, [4], network=1000).predictions
-    (larger,) = forecast(run, [4], network=1000, batch=2).predictions
+    usual = one_of(run, 4, network=1000)
+    larger = one_of(run, 4, network=1000, batch=2)
     assert larger.step_ns / MS == pytest.approx(2 * 31 + 2.5, abs=0.2)
     assert larger.samples_per_s / usual.samples_per_s == pytest.approx(2 * usual.step_ns / larger.step_ns)
-    (more,) = forecast(run, [4], network=1000, micro_steps=3).predictions
+    more = one_of(run, 4, network=1000, micro_steps=3)
     assert more.step_ns / MS == pytest.approx(3 * 31 + 2.5, abs=0.2)
     assert more.samples_per_s / usual.samples_per_s == pytest.approx(3 * usual.step_ns / more.step_ns)
     back = forecast(simulate(steps=20, world_size=2, micro_steps=3), [4], network=1000, micro_steps=1).predictions
@@ -97,7 +102,9 @@ def test_larger_batches_and_more_micro_steps():
 def test_other_buckets_are_predicted():
     run = simulate(steps=20, world_size=2, transfer_ms=15)  # 4 buckets of 1 MiB in 20 ms
     other = {1: [5, 10, 15, 20], 2: [10, 20], 4: [20], 100: [20]}
-    transfer = ring_ms(2, 1 << 20, forecast(run, [2]).network.inside.gb_s)
+    network = forecast(run, [2]).network
+    assert network is not None
+    transfer = ring_ms(2, 1 << 20, network.inside.gb_s)
     for mebibytes, ready in other.items():
         end = 0.0
         for at in ready:
@@ -222,7 +229,8 @@ def test_similar_sizes_have_no_latency():
 
 def test_the_figure_has_predictions_and_the_measured_step():
     found = forecast(simulate(steps=20, world_size=2, transfer_ms=12), [4, 8])
-    left, right = found.plot().axes
+    axes: Any = found.plot().axes
+    left, right = axes
     assert [label.get_text() for label in left.get_xticklabels()] == ["2", "4", "8"]
     (dot,) = left.lines
     assert dot.get_xydata().tolist() == [[0, pytest.approx(found.measured_ns / 1e6)]]

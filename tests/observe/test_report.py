@@ -18,6 +18,7 @@ from ddp_notebook.observe.report.bubbles import Bubble
 from ddp_notebook.observe.report.report import report
 from ddp_notebook.observe.steps.waits import straggler
 from ddp_notebook.records.codec import Batch
+from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.units import ms, percent
 from ddp_notebook.widgets import simulate as simulated
 from ddp_notebook.widgets.still import saved_summary
@@ -29,7 +30,7 @@ def test_the_text_says_what_the_steps_took_and_why():
     assert str(report(simulate(world_size=3, slow=2, phase="forward", extra_ms=50))) == "\n".join(
         [
             "cell 1: 20 steps on 3 ranks, 84.5 ms/step (mean of steps 2 to 19 without the shortest and the longest, of "
-            "3 ranks), 1,136 samples/s",
+            "3 ranks), 1,136 samples/s, effective batch 32 x 3 ranks = 96",
             "",
             "rank  step ms  input  compute  exposed  waiting  optimizer   rest  samples/s",
             "all      84.5    1 %     55 %      1 %     39 %        2 %  0.6 %       1136",
@@ -603,3 +604,98 @@ def test_the_bubble_is_at_most_the_idle_share_of_the_pipeline(span_ms, share):
     found, said = bubble.loss(step_ns=50 * MS)
     assert said == f"{share} of the step is the bubble of the pipeline: GPipe with 2 stages and 4 microbatches"
     assert found <= 0.5
+
+
+# ---- the effective batch
+
+
+def _head(run: Synthetic) -> str:
+    return str(report(run)).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch"),
+    [
+        ({}, "32 x 4 ranks = 128"),
+        ({"micro_steps": 2}, "32 x 4 ranks x 2 micro-steps = 256"),
+        ({"micro_steps": 3, "world_size": 1}, "32 x 3 micro-steps = 96"),
+        ({"samples": 7, "world_size": 2}, "7 x 2 ranks = 14"),
+    ],
+)
+def test_the_head_has_the_effective_batch(shape, batch):
+    assert _head(simulate(**shape)).endswith(f"samples/s, effective batch {batch}")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"world_size": 1},  # nothing to multiply
+        {"samples": -1},
+        {"is_ddp": False},  # the program may give all ranks the same batch
+        {"is_ddp": False, "origin": "dtensor"},
+        {"is_ddp": False, "has_calls": False},
+    ],
+)
+def test_a_batch_that_is_not_certain_is_not_told(shape):
+    assert "effective batch" not in _head(simulate(**shape))
+
+
+def _change_samples(run: Synthetic, change: Any) -> Synthetic:
+    for row in run._rows["span"]:
+        if row["samples"] > 0:
+            row["samples"] = change(row)
+    run._tables.clear()
+    return run
+
+
+def test_batches_that_differ_between_ranks_are_added():
+    run = _change_samples(simulate(world_size=3), lambda row: 32 if row["rank"] < 2 else 16)
+    assert _head(run).endswith("effective batch 32 x 2 (ranks 0,1) + 16 (rank 2) = 80")
+    run = _change_samples(simulate(world_size=3), lambda row: 5 if row["step"] == 19 else 32)
+    assert _head(run).endswith("effective batch 32 x 3 ranks = 96"), "the last batch of an epoch may be smaller"
+    run = _change_samples(simulate(), lambda row: 20 + row["step"])
+    assert "effective batch" not in _head(run), "each step has another one"
+
+
+def test_two_optimizers_have_no_effective_batch():
+    run = simulate(world_size=2)
+    for row in run._rows["span"]:
+        if row["kind"] == SPANS.index("optimizer") and row["step"] % 2:
+            row["name"] = run._texts.setdefault("Adam", len(run._texts))
+    run._tables.clear()
+    assert "effective batch" not in _head(run)
+
+
+# ---- cells without an optimizer
+
+
+def _infer(run: Synthetic, cell: int, count: int, kind: str = "evaluation") -> None:
+    at = max(int(row["end_ns"]) for row in run._rows["span"]) + MS if run._rows["span"] else BEGIN_NS
+    for rank in range(run.world_size):
+        for number in range(count):
+            begin = at + number * 20 * MS
+            run.span(rank, kind, "Net", begin, begin + 10 * MS, cell=cell, samples=8)
+        run.span(rank, "cell", f"In [{cell}]", at, at + count * 20 * MS, cell=cell)
+
+
+def test_a_later_inference_cell_has_the_report():
+    run = simulate(world_size=2)
+    _infer(run, 2, 5)
+    lines = str(report(run)).splitlines()
+    assert lines == [
+        "In [2] ran no optimizer step. The last cell with steps is cell 1, and session.report(1) shows its report.",
+        "Inference: 5 forward passes of Net on ranks 0,1, median 10.0 ms, 889 samples/s of all ranks.",
+    ]
+    assert str(report(run, 1)).startswith("cell 1: 20 steps on 2 ranks")
+
+
+def test_inference_alone_has_a_report():
+    run = Synthetic(2)
+    _infer(run, 3, 4, "forward")
+    assert str(report(run)).startswith("In [3] ran no optimizer step.\nInference: 4 forward passes of Net on ranks 0,1")
+
+
+def test_a_look_at_the_result_keeps_the_report_of_the_training():
+    run = simulate(world_size=2)
+    _infer(run, 2, 2)
+    assert str(report(run)).startswith("cell 1: 20 steps on 2 ranks")

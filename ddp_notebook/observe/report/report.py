@@ -1,7 +1,7 @@
 """Report on a training cell, in numbers and sentences: breakdown of step times, causes, and advice.
 
 In [12]: 20 steps on 4 ranks, 84 ms/step (mean of steps 2 to 19 without the shortest and the longest, of 4 ranks), \
-1,515 samples/s
+1,515 samples/s, effective batch 32 x 4 ranks = 128
 
 rank  step ms  input  compute  exposed  waiting  optimizer  rest  samples/s
 all      84.5    1 %     50 %      1 %     44 %        2 %  0.6 %      1515
@@ -30,11 +30,13 @@ import numpy as np
 from ddp_notebook.observe.report.advice import StepParts, gradients_of, is_sharded, suggestions, verdict
 from ddp_notebook.observe.report.bubbles import bubbles
 from ddp_notebook.observe.report.cores import CoreUse, shared, taken
+from ddp_notebook.observe.report.effective_batch import effective_batch
 from ddp_notebook.observe.report.loading import loader_of, started_in
 from ddp_notebook.observe.report.network_waits import network
 from ddp_notebook.observe.report.outside import WORKERS_OUTSIDE, Outside, Row, outside
 from ddp_notebook.observe.report.page_faults import page_faults
 from ddp_notebook.observe.report.rpc_sentences import served
+from ddp_notebook.observe.report.without_optimizer import did, instead_of, last_without_optimizer
 from ddp_notebook.observe.steps.run import TrainingRun, run_of
 from ddp_notebook.observe.steps.steps import StepTable, measure
 from ddp_notebook.observe.steps.waits import straggler_of
@@ -170,6 +172,7 @@ class Report:
     phases: tuple[Phase, ...]
     outside: Outside | None  # time of the cell in its steps and outside of them; None: unknown
     taken: CoreUse | None  # time in which ranks waited for a core; None: not counted
+    batch: str  # effective batch, such as "32 x 4 ranks x 2 micro-steps = 256"; "": not certain
     times: tuple[str, ...]  # lines with the durations of the steps, if there are too few for phases
     synchronises: bool  # the ranks synchronise gradients in DDP buckets
     straggler: Straggler | None
@@ -221,7 +224,7 @@ class Report:
         text = f"{run.label}: {count}, {run.per_step} ({run.definition})"
         if overall.samples_per_s is not None:
             text += f", {_rate(overall.samples_per_s, self.ranks)} samples/s"
-        return text
+        return text + (f", effective batch {self.batch}" if self.batch else "")
 
     def _counted(self, run: TrainingRun) -> str:
         """Return the number of steps, and the total number if the first ones were dropped."""
@@ -248,11 +251,14 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
     later: tuple[str, ...] = ()
     if cell is None:
         cell = _last_cell_with_steps(recording)
+        other = last_without_optimizer(recording, -1 if cell is None else cell)
+        if other is not None:
+            return _without_steps(recording, other, instead_of(recording, other, cell))
         later = () if cell is None else _later_passes(recording, cell)
     own = CellPart(recording, cell) if cell is not None else None
     run = None if own is None else run_of(own, cell)
     if cell is None or own is None or run is None:
-        return _without_steps(recording, cell)
+        return _without_steps(recording, cell, _what_is_missing(recording, cell))
     every = measure(own, cell)
     found = every.settled
     kept = found.typical
@@ -283,6 +289,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
         outside=of_cell,
         taken=cores,
         times=(),
+        batch=effective_batch(own, found),
         synchronises=gradients is not None,
         straggler=slow,
         efficiency=efficiency,
@@ -329,7 +336,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
     )
 
 
-def _without_steps(recording: Bounded, cell: int | None) -> Report:
+def _without_steps(recording: Bounded, cell: int | None, verdict: str) -> Report:
     return Report(
         cell=cell,
         run=None,
@@ -342,11 +349,17 @@ def _without_steps(recording: Bounded, cell: int | None) -> Report:
         outside=None,
         taken=None,
         times=(),
+        batch="",
         synchronises=False,
         straggler=None,
         efficiency=None,
-        notes=(*(one.note for one in bubbles(recording, cell)), *served(recording, cell), *_what_was_lost(recording)),
-        verdict=_what_is_missing(recording, cell),
+        notes=(
+            *(() if cell is None else did(recording, cell)),
+            *(one.note for one in bubbles(recording, cell)),
+            *served(recording, cell),
+            *_what_was_lost(recording),
+        ),
+        verdict=verdict,
         suggestions=(),
     )
 
@@ -384,6 +397,7 @@ def _of_few(
         outside=None,
         taken=None,
         times=(*times, *(f"{note}." for note in notes)),
+        batch="",
         synchronises=gradients_of(recording, every) is not None,
         straggler=None,
         efficiency=None,
