@@ -139,14 +139,6 @@ for step in range(4):
     "optimizer.step()\n" + _LOOP.replace("optimizer.step()", "optimizer.step(); scheduler.step()"),
     "plot of a scheduler": "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)\n"
     "for step in range(5):\n    optimizer.step()\n    scheduler.step()\n",
-    "backward twice": """
-for step in range(4):
-    optimizer.zero_grad()
-    out = model(torch.randn(4, 8))
-    out.mean().backward(retain_graph=True)
-    out.square().mean().backward()
-    optimizer.step()
-""",
     "passes of an evaluation": """
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 data = TensorDataset(torch.randn(16, 8))

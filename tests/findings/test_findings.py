@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from ddp_notebook.errors import RankError
 from ddp_notebook.launch.options import StartOptions
 from tests.findings.programs import MODEL, RIGHT
 
@@ -222,6 +223,8 @@ def test_same_epoch_again(run):
     found = run(MODEL + EPOCHS)
     assert len(found) == 1 and found[0].startswith("step 5: another pass over the data has the order of the last one")
     assert run(MODEL + EPOCHS.replace("    for x", "    sampler.set_epoch(epoch)\n    for x")) == []
+    late = EPOCHS.replace("    for x", "    batches = iter(loader)\n    sampler.set_epoch(epoch)\n    for x", 1)
+    assert "in loader:" in late and run(MODEL + late.replace("in loader:", "in batches:")) == []
 
 
 @pytest.mark.parametrize("wrap", ["DDP(net)", "__import__('torch.distributed.fsdp').distributed.fsdp.fully_shard(net)"])
@@ -296,7 +299,7 @@ def test_work_that_is_never_waited_for(run, steps):
     line = 1 + code.count("\n")
     found = run(code + "work = dist.all_reduce(x, async_op=True)\nwork = None\nimport time; time.sleep(0.1)")
     assert found == [
-        f"cell line {line}: all_reduce was started with async_op=True, and its work was dropped without "
+        f"cell line {line}: all_reduce with async_op=True was started, and its work was dropped without "
         "wait(); keep the work, and call wait() before the result is used (# ddp: ok never-waited)"
     ]
 
@@ -304,7 +307,7 @@ def test_work_that_is_never_waited_for(run, steps):
 def test_a_tensor_that_changes_before_the_wait(run):
     for _ in range(30):  # gloo may be done before the call has returned to Python
         assert run("x = torch.ones(3)\nwork = dist.all_reduce(x, async_op=True)\nx += 1\nwork.wait()") == [
-            "cell line 2: a tensor of all_reduce was changed between its start with async_op=True and wait(), "
+            "cell line 2: a tensor of all_reduce with async_op=True was changed between its start and wait(), "
             "so the result is undefined; change it after wait() (# ddp: ok written-before-wait)"
         ]
 
@@ -323,6 +326,115 @@ def test_a_tensor_that_changes_before_the_wait(run):
 )
 def test_works_that_are_waited_for(run, code):
     assert run("x, y = torch.ones(3), torch.zeros(3)\n" + code) == []
+
+
+def test_a_buffer_of_isend_that_changes_before_the_wait(run):
+    code = "x = torch.ones(3)\nif rank == 0:\n    work = dist.isend(x, 1)\n    x += 1\n    work.wait()\n"
+    assert run(code + "else: dist.recv(x, 0)") == [
+        "rank 0, cell line 3: a tensor of isend was changed between its start and wait(), so the result is undefined; "
+        "change it after wait() (# ddp: ok written-before-wait)"
+    ]
+
+
+def test_works_of_a_cell_that_fails_before_their_wait(session, capsys):
+    with pytest.raises(RankError):
+        session.run("def f():\n    work = dist.all_reduce(torch.ones(2), async_op=True)\n    1 / 0\nf()")
+    assert "ddp: ok" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("second", ["out.abs().mean()", "model.module(x).abs().mean()"])
+def test_two_backwards_of_one_forward(run, second):
+    first = LOOP.format(forward="model(x)").replace("loss = model(x)", "out = model(x)\n    loss = out")
+    code = first.replace("loss.backward()", f"loss.backward(retain_graph=True)\n    {second}.backward()")
+    assert run(MODEL + code) == [
+        "step 1: not all gradients of model were averaged: a later backward() added to them without another forward of "
+        "model; add the losses, and call backward() once for each forward (# ddp: ok ddp-bypassed)"
+    ]
+
+
+def test_two_backwards_for_two_parts_of_a_model(run):
+    code = """
+class Parts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(8, 1), torch.nn.Linear(8, 1)
+    def forward(self, x): return self.a(x), self.b(x)
+model = DDP(Parts())
+optimizer = torch.optim.SGD(model.parameters(), 0.05)
+for step in range(5):
+    optimizer.zero_grad()
+    a, b = model(torch.randn(4, 8))
+    a.square().mean().backward()
+    b.square().mean().backward()
+    optimizer.step()
+"""
+    assert run(MODEL + code) == []
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_a_parameter_outside_of_ddp(run, averages):
+    scale = "scale = torch.nn.Parameter(torch.ones(()))\n"
+    code = MODEL.replace("model.parameters()", "[*model.parameters(), scale]").replace("model = ", scale + "model = ")
+    loop = LOOP.format(forward="(scale * model(x))")
+    if averages:
+        loop = loop.replace("optimizer.step()", "dist.all_reduce(scale.grad)\n    optimizer.step()")
+    wanted = (
+        "step 1: scale had the same values on all ranks before the step, and differ now: no DDP model has averaged the "
+        "gradients; put the parameters into the model before it is wrapped, or average their gradients with all_reduce "
+        "(# ddp: ok not-averaged)"
+    )
+    assert run(code + loop) == [wanted] * (not averages)
+
+
+def test_parameters_that_train_only_after_ddp_was_made(run):
+    code = MODEL.replace("model = DDP(net)", "net[0].requires_grad_(False)\nmodel = DDP(net)\nnet.requires_grad_(True)")
+    assert run(code + LOOP.format(forward="model(x)")) == [
+        "step 1: gradients of 0.weight and 0.bias in model were not averaged, and the values differ between ranks: DDP "
+        "averages the parameters that required gradients when it was made; make it after the last change of the model "
+        "(# ddp: ok not-averaged)"
+    ]
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_last_backward_of_fsdp_is_not_reduced(run, last):
+    code = (
+        MODEL.replace("model = DDP(net)", "model = torch.distributed.fsdp.fully_shard(net)")
+        + """
+for step in range(4):
+    optimizer.zero_grad()
+    for part in range(2):
+        model.set_requires_gradient_sync((part == 1) is LAST)
+        model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+""".replace("LAST", str(last))
+    )
+    wanted = (
+        "step 1: the step lacks gradients of model: its last backward() ran under set_requires_gradient_sync(False), "
+        "and FSDP keeps them for a later one; call model.set_requires_gradient_sync(True) before the last forward and "
+        "backward of each step (# ddp: ok unreduced)"
+    )
+    assert run(code) == [wanted] * (not last)
+
+
+def test_a_static_graph_that_has_averaged_once(session, capsys):
+    """The cell fails in its third step. Its first one has averaged all gradients."""
+    code = """
+class Parts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(8, 1), torch.nn.Linear(8, 1)
+    def forward(self, x): return self.a(x) if step else self.a(x) + self.b(x)
+model = DDP(Parts(), static_graph=True)
+optimizer = torch.optim.SGD(model.parameters(), 0.05)
+for step in range(5):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+    with pytest.raises(RankError):
+        session.run(MODEL + code)
+    err = capsys.readouterr().err
+    assert "averaged a gradient" not in err and "train apart" not in err
 
 
 def test_quiet_findings(session, capsys, monkeypatch):

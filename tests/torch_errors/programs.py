@@ -402,6 +402,22 @@ PROGRAMS = {
         "no store answers at 127.0.0.1:1 within 1 s: start the store there with is_master=True before its "
         "clients, and check host name and firewall",
     ),
+    "a step while gradients are off": Program(
+        "torch.set_grad_enabled(False)\nTwo()(xx).sum().backward()",
+        "gradients are off on this rank, since torch.set_grad_enabled(False) or an open no_grad(): call "
+        "torch.set_grad_enabled(True), and use `with torch.no_grad():` for evaluation",
+    ),
+    "a step in a function without gradients": Program(
+        "@torch.no_grad()\ndef train(): Two()(xx).sum().backward()\ntrain()",
+        "backward() ran in a function with the decorator torch.no_grad: leave the decorator out for functions that "
+        "train",
+    ),
+    "parameters replaced after DDP": Program(
+        "class Both(Two):\n    def forward(self, x): return self.left(x) + self.right(x)\n"
+        "model = DDP(Both())\nmodel.module.right = nn.Linear(2, 2)\nmodel(xx).sum().backward()\nmodel(xx)",
+        "right.* were replaced after DDP(model), which still waits for gradients of the old ones: make the DDP model "
+        "after the last change of the model",
+    ),
     "unused parameters": Program(
         "model = DDP(Two())\nmodel(xx).sum().backward()\nmodel(xx)",
         "right.* got no gradient on rank 0 in the last backward of this model: use them in the loss, freeze them "

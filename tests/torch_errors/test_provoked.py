@@ -37,7 +37,7 @@ def ranks(waiting_host_server):
 
 def shown_by(ranks, code: str, folder) -> dict[int, str]:
     """Run a program that fails. Return the tracebacks by rank."""
-    ranks.run(f"folder = {str(folder)!r}", quiet=True)
+    ranks.run(f"folder = {str(folder)!r}\ntorch.set_grad_enabled(True)", quiet=True)
     with pytest.raises(RankError) as failed:
         ranks.run(code, quiet=True, timeout_s=60)
     return {rank: COLORS.sub("", "\n".join(lines)) for rank, lines in failed.value.tracebacks.items() if lines}

@@ -93,6 +93,7 @@ def read(table: str) -> list[Program]:
                 code=code.partition("\n```")[0],
                 cause=tuple(value[1:-1] for key, value in lines if key == "cause"),
                 wrong=tuple(value[1:-1] for key, value in lines if key == "false"),
+                world_size=next((int(value) for key, value in lines if key == "ranks"), 2),
                 draws={key[1:]: tuple(re.findall("`([^`]*)`", value)) for key, value in lines if key[0] == "$"},
             )
         )

@@ -28,7 +28,7 @@ NAMED, NOTICED, MISSED, MISLED, SILENT = "named", "noticed only", "missed", "wro
 _FORGET = """
 for _name in [name for name in globals() if name not in _kept_names]: del globals()[_name]
 gc.collect()
-dist.all_reduce(torch.ones(1)); torch.manual_seed(0)
+dist.all_reduce(torch.ones(1)); torch.manual_seed(0); torch.set_grad_enabled(True)
 """
 _HEAD = """# Programs about training
 

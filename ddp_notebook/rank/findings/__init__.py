@@ -3,6 +3,7 @@
 feature               the feature of a rank
 step_facts            what each optimizer step used: gradients, averaging, models
 optimizer_parameters  parameters of an optimizer, and the models that contain them
+outside_parameters    parameters that an optimizer trains with those of a DDP model, and that DDP does not average
 tensor_checks         checks of gradients and losses that read few elements; checksums of the inputs of models
 operations            asynchronous operations without a wait
 values                values that collectives of the user get

@@ -26,11 +26,12 @@ class SinceAverage:
         version: see `version_of`.
     """
 
-    __slots__ = ("backwards", "elements", "in_no_sync", "version")
+    __slots__ = ("again", "backwards", "elements", "in_no_sync", "version")
 
     def __init__(self, backwards: int, elements: int, version: tuple[int, int]) -> None:
         self.backwards, self.elements, self.version = backwards, elements, version
         self.in_no_sync = 0  # forwards under `no_sync` since then
+        self.again = 0  # backwards since then that added to the gradients, without another forward
 
 
 def version_of(model: Any) -> tuple[int, int]:
@@ -41,17 +42,44 @@ def version_of(model: Any) -> tuple[int, int]:
 
 
 class ModelCounts:
-    """Forwards and backwards of one DDP model in the running cell."""
+    """Forwards and backwards of one DDP model in the running cell.
 
-    __slots__ = ("complete", "in_no_grad", "in_no_sync", "reduced", "since", "synchronizing")
+    Args:
+        model: returns the model.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = (
+        *("at_reduction", "before", "complete", "in_no_grad", "in_no_sync", "model", "reduced", "since"),
+        "synchronizing",
+    )
+
+    def __init__(self, model: Callable[[], Any]) -> None:
+        self.model = model
+        self.at_reduction = -1  # forwards at the last backward that averaged all buckets
+        self.before: tuple[int, int] | None = None  # see `version_of`: before a backward without a forward
         self.synchronizing = 0  # forwards whose backward averages gradients
         self.in_no_sync = 0  # forwards under `no_sync`
         self.in_no_grad = 0  # forwards without gradients
         self.reduced = 0  # backwards with at least one averaged bucket
         self.complete = False  # the last of them has averaged all buckets
         self.since = SinceAverage(0, 0, (0, 0))
+
+    @property
+    def forwards(self) -> int:
+        """Return the number of forwards with gradients."""
+        return self.synchronizing + self.in_no_sync
+
+    def begin_backward(self) -> None:
+        """Remember the gradients, if they are averaged and no forward came since then."""
+        if self.forwards == self.at_reduction:
+            model = self.model()
+            self.before = None if model is None else version_of(model)
+
+    def end_backward(self) -> None:
+        """Count a backward that has added to averaged gradients."""
+        before, self.before = self.before, None
+        if before is not None and before != (0, 0) and (model := self.model()) is not None:
+            self.since.again += version_of(model) != before
 
     @property
     def counts(self) -> tuple[int, int, int, int]:

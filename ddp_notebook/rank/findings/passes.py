@@ -15,11 +15,11 @@ _MOST = 100
 class _Pass:
     """A pass of a loader."""
 
-    __slots__ = ("batches", "began_at", "epoch", "is_over", "sampler", "trains")
+    __slots__ = ("began_at", "epoch", "is_over", "sampler", "trains")
 
     def __init__(self, sampler: Any, began_at: int) -> None:
         self.sampler = weakref.ref(sampler)
-        self.epoch = sampler.epoch
+        self.epoch: Any = None  # unknown before the sampler is read
         self.began_at = began_at  # number of steps before it
         self.is_over = self.trains = False
 
@@ -72,12 +72,21 @@ class Passes:
             return
         if type(sampler).__iter__ is not DistributedSampler.__iter__:  # its order may not depend on the epoch
             return
+        self._running[iterator] = _Pass(sampler, steps)
+        if loader.num_workers:  # they read the sampler now; without workers, the first batch does
+            self._read(iterator)
+
+    def _read(self, iterator: Any) -> None:
+        """Keep the epoch of a pass whose sampler has been read."""
+        one = self._running.get(iterator)
+        sampler = None if one is None else one.sampler()
+        if one is None or sampler is None or one.epoch is not None:
+            return
+        one.epoch = sampler.epoch
         last = self._passes.get(sampler)
-        one = _Pass(sampler, steps)
         if last is not None and last.is_over and last.trains and last.epoch == one.epoch:
-            self._running[iterator] = one
-            one.trains = True  # noted at the end of its first step
-        self._passes[sampler] = self._running[iterator] = one
+            one.trains = True  # noted at the end of the pass
+        self._passes[sampler] = one
 
     def end(self, iterator: Any, steps: int) -> None:
         """End a pass, with the number of steps so far."""
@@ -96,6 +105,7 @@ class Passes:
             last = self._draws.get(iterator)
             if last is None:
                 last = self._draws[iterator] = _Draws(iterator)
+                self._read(iterator)
             self._last, self.are_used = last, True
         last.count += 1
 

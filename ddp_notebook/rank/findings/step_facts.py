@@ -27,6 +27,7 @@ from ddp_notebook.rank.findings.optimizer_parameters import (
     variable_of,
     version_of,
 )
+from ddp_notebook.rank.findings.outside_parameters import OutsideParameters, has_unreduced_gradients
 from ddp_notebook.rank.findings.passes import Passes
 from ddp_notebook.rank.findings.tensor_checks import InputChecksums, are_finite, are_zero, is_finite
 from ddp_notebook.rank.findings.values import Values
@@ -75,6 +76,8 @@ class StepFacts(StepObserver):
         self._facts: dict[str, list[Any]] = {}
         self._seen: dict[str, ModelCounts] = {}  # counts by the name of the DDP model
         self._roots: dict[int, Callable[[], Any]] = {}  # roots of FSDP models with a forward in this cell
+        self._groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # FSDP's groups by module
+        self._group_of_root: dict[int, Callable[[], Any]] = {}  # first group of each root
         self._backwards = 0
         self._forwards = 0  # of DDP and FSDP models
         self._unknown = 0  # backwards that averaged buckets of an unknown model
@@ -82,6 +85,7 @@ class StepFacts(StepObserver):
         self._zeroed: list[Callable[[], Any]] = []  # optimizers and modules with `zero_grad` after the last backward
         self._steps = self._elements = 0
         self._wrapped: Callable[[], Any] | None = None  # a DDP model with parameters of an optimizer
+        self._outside: tuple[int, OutsideParameters] | None = None  # with the step
         self._of_cell: list[OptimizerParameters] = []
         self._unheld = Unheld()
         self._batches = InputChecksums()
@@ -111,7 +115,8 @@ class StepFacts(StepObserver):
             for held in self._of_cell:
                 held.begin_cell()
             self._of_cell.clear()
-            self._wrapped = None
+            self._wrapped = self._outside = None
+            self._group_of_root.clear()
             self._unheld.begin_cell()
         self._facts.clear()
         self._has_bad_loss = False
@@ -136,10 +141,19 @@ class StepFacts(StepObserver):
         if trains_apart and not self._backwards and not has_gradients:
             self.note("idle", 1)  # for example, a loop over the learning rates of a scheduler
         elif trains_apart and self._wrapped is not None and not _EXPLAIN_APART & self._facts.keys():
-            self.note("trains-apart", 1, model=model_name(self._wrapped(), self._namespace()))
+            if self._has_averaged:
+                self.note("averaged", 1)
+            else:
+                self.note("trains-apart", 1, model=model_name(self._wrapped(), self._namespace()))
         self.passes.end_cell(self._steps)
         self._note_averaging()
         return list(self._facts.values())
+
+    @property
+    def _has_averaged(self) -> bool:
+        """Return whether a backward or communication of the cell may have averaged gradients, at least once."""
+        moved = self._event_buffer.elements - self._elements
+        return bool(self._unknown or moved > _NUMBERS or any(seen.reduced for seen in self._seen.values()))
 
     def _note_optimizers(self) -> None:
         """Note what is known only now of the cell's optimizers, and of the parameters that none of them holds."""
@@ -148,8 +162,12 @@ class StepFacts(StepObserver):
                 name, step, details = held.pending
                 self.note(name, step, **details)
             held.moved = max(held.moved, self._event_buffer.elements - held.elements)
-            if (apart := held.noted_apart) is not None and not _may_average(held.moved, held.elements_of_models):
-                self.note("ddp-bypassed", apart[0], model=apart[1], cause=apart[2])
+            if (apart := held.noted_apart) is not None:
+                step, model, cause = apart
+                if cause == "unreduced":
+                    self.note("unreduced", step, model=model)
+                elif not _may_average(held.moved, held.elements_of_models):
+                    self.note("ddp-bypassed", step, model=model, cause=cause)
             self._note_never(held)
             if held.has_no_rate and held.steps >= _ZERO:
                 self.note("nothing-changed", held.first_step, last=held.last_step, count=held.steps, cause="rate")
@@ -168,6 +186,10 @@ class StepFacts(StepObserver):
             self.note("batches", 0, model=name, ranks=ranks, steps=steps)
         if draws := self.passes.draws:
             self.note("draws", 0, ranks=ranks, draws=draws, last=self.passes.last_step)
+        if self._outside is not None and "ddp-bypassed" not in self._facts:
+            step, outside = self._outside
+            if (found := outside.facts(self._namespace())) is not None:
+                self.note("outside", step, **found)
 
     # ---- parts of a step
 
@@ -187,7 +209,7 @@ class StepFacts(StepObserver):
     def ddp_forward(self, known: Model, *, synchronizes: bool, has_graph: bool) -> None:
         seen = self._seen.get(known.name)
         if seen is None:
-            seen = self._seen[known.name] = ModelCounts()
+            seen = self._seen[known.name] = ModelCounts(known.reference)
         if not has_graph:
             seen.in_no_grad += 1
             return
@@ -203,6 +225,21 @@ class StepFacts(StepObserver):
         if id(root) not in self._roots:
             self._roots[id(root)] = weakref.ref(root)
 
+    def fsdp_group_made(self, module: Any, group: Any) -> None:
+        self._groups[module] = weakref.ref(group)
+
+    def _has_unreduced(self, root: Any) -> bool:
+        """Return whether FSDP keeps gradients of a backward that it has not reduced, in the first group of a root."""
+        reference = self._group_of_root.get(id(root))
+        if reference is None:
+            found = (self._groups[one] for one in root.modules() if one in self._groups)
+            reference = self._group_of_root[id(root)] = next(found, lambda: None)
+        return has_unreduced_gradients(reference())
+
+    def backward_begins(self) -> None:
+        for seen in self._seen.values():
+            seen.begin_backward()
+
     def backward(self, outputs: Any, synchronized: Collection[Model], *, has_unknown: bool) -> None:
         self._backwards += 1
         self._unknown += has_unknown
@@ -217,6 +254,10 @@ class StepFacts(StepObserver):
                 seen.complete = known.at >= len(known.sizes)
                 version = (0, 0) if (model := known.reference()) is None else version_of(model)
                 seen.since = SinceAverage(self._backwards, self._event_buffer.elements, version)
+                seen.at_reduction, seen.before = seen.forwards if seen.complete else -1, None
+        for seen in self._seen.values():
+            if seen.before is not None:
+                seen.end_backward()
 
     def loader_begins(self, loader: Any, iterator: Any) -> None:
         self.passes.begin(loader, iterator, self._steps)
@@ -245,11 +286,26 @@ class StepFacts(StepObserver):
             return
         parameters = held.parameters
         held.before = {i for i, p in enumerate(parameters) if p.grad is not None}
+        if held.steps == 0 and self._outside is None:
+            self._look_outside(held)
         if self._has_bad_loss:
             held.was_finite = are_finite(parameters)
         if held.zero and held.before:
             gradients = [one for i in held.before if (one := parameters[i].grad) is not None]
             held.is_zeroed = not are_zero(gradients, 0)[0]
+
+    def _look_outside(self, held: OptimizerParameters) -> None:
+        """Find parameters whose gradients DDP does not average, before the first step of an optimizer."""
+        models = self._training.ddp_models()
+        seen = [(model, self._seen[known.name]) for model, known in models if known.name in self._seen]
+        reduced = [(model, one) for model, one in seen if one.reduced and has_several_ranks(model)]
+        if reduced:
+            model, one = reduced[0]
+            is_alone = len(seen) == 1 and one.forwards == self._backwards
+            averaged = set[int]().union(*(known.ids for _, known in models))
+            outside = OutsideParameters(held, model, averaged, is_alone=is_alone)
+            if outside.found:
+                self._outside = self._event_buffer.moment.step + 1, outside
 
     def stepped(self, optimizer: Any, step: int) -> None:
         self._steps = step
@@ -307,6 +363,8 @@ class StepFacts(StepObserver):
         elif held.never:
             held.never.intersection_update(lacking)
         held.has_gradients = len(lacking) < len(parameters)
+        if self._roots and self._note_unreduced(held, step):
+            return
         if held.has_gradients:
             held.idle, held.pending = 0, None
             if held.models and self._backwards > held.backwards:
@@ -315,6 +373,18 @@ class StepFacts(StepObserver):
                 self._look_for_zero(optimizer, held, step, [one for one in gradients if one is not None])
         elif held.is_trainable:
             self._without_gradients(optimizer, held, step)
+
+    def _note_unreduced(self, held: OptimizerParameters, step: int) -> bool:
+        """Note an FSDP model that keeps gradients of its last backward. Return whether it does so in this step."""
+        for reference in self._roots.values():
+            root = reference()
+            is_unreduced = root is not None and self._has_unreduced(root)
+            if is_unreduced and any(id(p) in held.ids for p in root.parameters()):
+                self._note_apart(held, step, root, "unreduced")
+                return True
+        if held.apart is not None and held.apart[2] == "unreduced":
+            held.apart = None
+        return False
 
     def _held_by(self, optimizer: Any) -> OptimizerParameters:
         held = self._held.get(optimizer)
@@ -418,7 +488,7 @@ class StepFacts(StepObserver):
                 is_reached = not lacking.issuperset(indices)  # otherwise no backward of the step went through it
                 if is_reached and not (counts[3] and self._seen[known.name].complete):
                     self._note_unused(reference(), step)
-            elif counts[3] and self._seen[known.name].since.in_no_sync:
+            elif counts[3] and (self._seen[known.name].since.in_no_sync or self._seen[known.name].since.again):
                 is_apart |= self._note_late(held, step, reference(), indices, self._seen[known.name].since)
             elif not (counts[3] or self._unknown or (lacking | averaged).issuperset(indices)):
                 is_apart |= self._note_bypassed(held, step, reference(), indices, counts)
@@ -461,7 +531,7 @@ class StepFacts(StepObserver):
         moved = self._event_buffer.elements - since.elements
         if _may_average(moved, sum(parameters[i].numel() for i in indices)):
             return False
-        self._note_apart(held, step, model, "late")
+        self._note_apart(held, step, model, "late" if since.in_no_sync else "again")
         return True
 
     def _note_apart(self, held: OptimizerParameters, step: int, model: Any, cause: str) -> None:
@@ -523,7 +593,7 @@ class StepFacts(StepObserver):
         parameters = held.parameters
         if held.steps < 2 or not held.never or len(held.never) == held.count or len(parameters) != held.count:
             return
-        never = [p for i in sorted(held.never) if (p := parameters[i]).requires_grad]
+        never = [p for i in sorted(held.never) if _is_trained(p := parameters[i])]
         models = [(model, indices) for one, _, indices in held.models if (model := one()) is not None]
         expected = {i for model, indices in models if model.find_unused_parameters for i in indices}
         if not never or not held.never.isdisjoint(expected) or "unused-parameters" in self._facts:
@@ -538,6 +608,11 @@ class StepFacts(StepObserver):
             "no-gradient", held.first_step, cause="some replaced", names=names, last=held.last_step, count=held.steps,
             lacking=names_of([p for p in lacking if p.grad is not None], {}, [model for model, _ in models]),
         )  # fmt: skip
+
+
+def _is_trained(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter may get a gradient. FSDP1 leaves no elements on a rank with another shard."""
+    return parameter.requires_grad and parameter.numel() > 0
 
 
 def _is_zero_rate(rate: Any) -> bool:

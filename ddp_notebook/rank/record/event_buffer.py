@@ -48,6 +48,7 @@ OFF, META, VALUES, ALL = range(4)  # indices of `messages.record_options.LEVELS`
 # from reusing the memory of a freed large tensor (10 MB each, measured while all_reduces of fresh 10 MB tensors were
 # recorded).
 MOST = 2_000
+_OF_REDUCER = torch.int32  # dtype of DDP's own bucket indices; elements of other dtypes may be gradients
 _MOST_WAITING = 100_000  # maximum number of waiting records
 _MOST_LOGGED = 20_000  # a loop that only logs waits while more records are queued
 _PATIENCE_S = 2.0  # if no record is taken for this time, the loop continues and the oldest records are dropped
@@ -294,8 +295,8 @@ class EventBuffer:
         elif call.site[0] in MARKED and moment.sequence is not None:
             moment.sequence.add(call)
         if self.counts_elements and model is None and (at := call.kernel.at_tensors) is not None:
-            for tensor in flat(call.arguments[at]):
-                self.elements += tensor.numel()
+            tensors = flat(call.arguments[at])
+            self.elements += sum(one.numel() for one in tensors if one.dtype is not _OF_REDUCER)
         self.thinning.calls += 1
         call.values = moment.values
         if self.thins:

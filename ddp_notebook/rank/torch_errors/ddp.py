@@ -34,6 +34,21 @@ def _unused(raised: Raised, found: Mapping[str, str]) -> Values | None:
     return {"names": parameter_names.parameters([known[index] for index in indices], known)}
 
 
+def _replaced(raised: Raised, found: Mapping[str, str]) -> Values | None:
+    """Return the names of parameters that the module has no more."""
+    model = raised.local(_DDP + "(_pre_forward|forward)$", "self")
+    averaged = [one for one in getattr(model, "_module_parameters", ()) if one.requires_grad]
+    if not isinstance(model, DistributedDataParallel):
+        return None
+    known = parameter_names.of_reducer(model)
+    current = {id(one) for one in model.module.parameters()}
+    indices = [int(one) for one in found["indices"].split() if one.isdigit()]
+    if len(known) != len(averaged) or not indices or max(indices) >= len(known):
+        return None
+    names = [known[index] for index in indices if id(averaged[index]) not in current]
+    return {"names": parameter_names.parameters(names, known)} if names else None
+
+
 def _unused_if(looks_for_them: bool) -> Facts:
     """Return facts of unused parameters in a model with this value of `find_unused_parameters`."""
 
@@ -140,7 +155,48 @@ _LOADING = "Error(s) in loading state_dict for {}:\n\tMissing key(s) in state_di
 _LOADING += "state_dict: {unexpected}"
 _LOAD = r"^torch\.nn\.modules\.module:Module\.load_state_dict$"
 
+
+def _gradients_off(raised: Raised, _: Mapping[str, str]) -> Values | None:
+    return None if torch.is_grad_enabled() else {}
+
+
+def _decorated(raised: Raised, _: Mapping[str, str]) -> Values | None:
+    """Return the decorator of the innermost function that runs without gradients."""
+    context = raised.local(r"^torch\.utils\._contextlib:context_decorator\.", "ctx_factory")
+    kind = type(getattr(context, "__self__", None))
+    return {"decorator": kind.__name__} if kind in (torch.no_grad, torch.inference_mode) else None
+
+
+_NO_GRAPH = "element {:d} of tensors does not require grad and does not have a grad_fn"
+
 ENTRIES = (
+    KnownError(
+        name="a step while gradients are off",
+        text=_NO_GRAPH,
+        kind="RuntimeError",
+        where=r"^torch\.autograd",
+        facts=_gradients_off,
+        cause="gradients are off on this rank, since torch.set_grad_enabled(False) or an open no_grad()",
+        fix="call torch.set_grad_enabled(True), and use `with torch.no_grad():` for evaluation",
+    ),
+    KnownError(
+        name="a step in a function without gradients",
+        text=_NO_GRAPH,
+        kind="RuntimeError",
+        where=r"^torch\.autograd",
+        facts=_decorated,
+        cause="backward() ran in a function with the decorator torch.{decorator}",
+        fix="leave the decorator out for functions that train",
+    ),
+    KnownError(
+        name="parameters replaced after DDP",
+        text=_UNFINISHED,
+        kind="RuntimeError",
+        where=_DDP + "(_pre_forward|forward)$",
+        facts=_replaced,
+        cause="{names} were replaced after DDP(model), which still waits for gradients of the old ones",
+        fix="make the DDP model after the last change of the model",
+    ),
     KnownError(
         name="unused parameters",
         text=_UNFINISHED,

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.distributed import get_process_group_ranks, get_world_size
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from ddp_notebook.rank.cell.exceptions import with_type
 from ddp_notebook.rank.variables.values import describe
+from ddp_notebook.records.words import list_ranks
 from ddp_notebook.stdlib import contextlib, gc, itertools, re
 
 _DEEPEST = 4  # maximum depth of nested containers
@@ -48,7 +50,7 @@ class Leaf(NamedTuple):
     value: Any = None
     text: str = ""  # replaces the text made from `value`
     skipped: str = ""  # reason for a missing checksum
-    part: str = ""  # pipeline stage to which the entry belongs: "stage 0 of 2"
+    part: str = ""  # pipeline stage or group of replicas to which the entry belongs: "stage 0 of 2"
     may_differ: str = ""  # reason for which ranks may have different values
 
 
@@ -199,7 +201,8 @@ class _Walk:
                 for leaf in self._value(f"{entry}.param_groups[{g}].{key}", group[key], "optimizer", 1):
                     yield leaf, None
             for parameter, number in zip(group["params"], numbers, strict=False):
-                if type(optimizer).__name__ == "ZeroRedundancyOptimizer":  # each rank has only the state of its share
+                # Each rank has only the state of its share. With FSDP1 that may be no part of a parameter.
+                if type(optimizer).__name__ == "ZeroRedundancyOptimizer" or id(parameter) in self._sharded:
                     continue
                 for key, part in optimizer.state.get(parameter, {}).items():
                     name = f"{entry}.state[{number}].{key}"
@@ -352,7 +355,8 @@ class ByDesign:
     """
 
     def __init__(self, variables: Mapping[str, Any]) -> None:
-        self.stages: dict[int, str] = {}  # "stage 0 of 2" by id of a module, parameter or buffer
+        # "stage 0 of 2" by id of a module, parameter or buffer; for DDP in a smaller group "replicas on ranks 0-1"
+        self.stages: dict[int, str] = {}
         self.reasons: dict[int, str] = {}  # reason by id of a parameter or buffer
         for stage in _stages():
             with contextlib.suppress(Exception):  # attributes of torch that a version may lack
@@ -374,6 +378,9 @@ class ByDesign:
         for part in torch.nn.Module.modules(model):
             if issubclass(type(part), DistributedDataParallel):
                 wrapped |= self._add_wrapped(part)
+                ranks = get_process_group_ranks(vars(part)["process_group"])
+                if 1 < len(ranks) < get_world_size():  # other groups may train another model, or other shards
+                    self._add_stage(part, f"replicas on {list_ranks(sorted(ranks))}")
             elif hasattr(part, "unshard") and hasattr(part, "reshard"):  # an FSDPModule
                 self._add_buffers(part, _BUFFERS_OF_FSDP)
         for parameter in torch.nn.Module.parameters(model):

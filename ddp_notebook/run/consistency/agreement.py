@@ -310,7 +310,7 @@ def _of_kind(facts: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str, str
 
 
 def _part(fact: Mapping[str, Any] | None) -> str:
-    """Return the pipeline stage of an entry; "" for others."""
+    """Return the pipeline stage or the group of replicas of an entry; "" for others."""
     return "" if fact is None else fact.get("part", "")
 
 

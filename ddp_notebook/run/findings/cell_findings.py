@@ -17,9 +17,19 @@ from ddp_notebook.run.findings.sentences import SENTENCES
 from ddp_notebook.run.session_hooks import SessionFeature
 
 _MOST_LINES = 3  # under a cell; the report has all
-# Findings that explain why ranks train apart; "idle" is a cell without gradients, which trains nothing.
+# Findings that explain why ranks train apart. "idle" is a cell without gradients, which trains nothing; "averaged" is
+# one that has averaged gradients before its first step.
 _WITHOUT_AVERAGE = {
-    *("ddp-bypassed", "idle", "loss-without-path", "no-gradient", "optimizer-of-another-model", "trains-apart"),
+    *(
+        "averaged",
+        "ddp-bypassed",
+        "unreduced",
+        "idle",
+        "loss-without-path",
+        "no-gradient",
+        "optimizer-of-another-model",
+        "trains-apart",
+    ),
 }
 
 
@@ -32,6 +42,8 @@ class CellFindings(SessionFeature):
         if not facts:
             return ()
         for rank, own in facts.items():
+            if results[rank].status != "ok":  # the error may have come before the wait
+                facts[rank] = [fact for fact in own if fact[0] != "never-waited"]
             if _WITHOUT_AVERAGE & {name for name, *_ in own}:  # the finding has the cause
                 results[rank].trains_apart = ""
         silenced = silenced_by(code)

@@ -25,7 +25,38 @@ def compared(facts: Mapping[str, OfRanks]) -> dict[str, OfRanks]:
         found["skipped-batch"] = skipped
     if mixed := mixed_values(facts.get("values", {})):
         found["mixed-values"] = mixed
+    if outside := not_averaged(facts.get("outside", {})):
+        found["not-averaged"] = outside
     return found
+
+
+def not_averaged(facts: OfRanks) -> OfRanks:
+    """Return the parameters that an optimizer has trained, that DDP does not average, and whose values differ now.
+
+    Parameters outside of the DDP model count only if they had the same values before.
+
+    Example:
+        >>> def own(first, last): return {"model": "m", "ranks": [0, 1], "values": [["scale", False, first, last]]}
+        >>> not_averaged({0: (1, own(5, 6)), 1: (1, own(5, 7))})[0]
+        (1, {'model': 'm', 'names': ['scale'], 'is_inside': False})
+        >>> not_averaged({0: (1, own(5, 6)), 1: (1, own(5, 6))}), not_averaged({0: (1, own(4, 6)), 1: (1, own(5, 7))})
+        ({}, {})
+    """
+    own = {rank: one["values"] for rank, (_, one) in facts.items() if rank in one["ranks"]}
+    steps = {(step, one["model"], tuple(one["ranks"])) for step, one in facts.values()}
+    if len(steps) != 1 or len({str([name for name, *_ in values]) for values in own.values()}) != 1:
+        return {}
+    ((step, model, ranks),) = steps
+    if set(own) != set(ranks):
+        return {}
+    found: dict[bool, list[str]] = {True: [], False: []}  # names inside and outside of the model
+    for same in zip(*own.values(), strict=True):
+        name, is_inside, *_ = same[0]
+        if (is_inside or len({first for *_, first, _ in same}) == 1) and len({last for *_, last in same}) > 1:
+            found[is_inside].append(name)
+    is_inside = bool(found[True])
+    names = found[is_inside]
+    return {rank: (step, {"model": model, "names": names, "is_inside": is_inside}) for rank in own if names}
 
 
 def same_batches(facts: OfRanks) -> OfRanks:

@@ -75,8 +75,36 @@ def _bypassed(step: int, details: Details) -> tuple[str, str]:
             f"not all gradients of {one['model']} were averaged: the last forward and backward of the step ran under "
             "no_sync(); use no_sync() for the first ones only"
         )
+    if one["cause"] == "again":
+        return f"step {step}", (
+            f"not all gradients of {one['model']} were averaged: a later backward() added to them without another "
+            f"forward of {one['model']}; add the losses, and call backward() once for each forward"
+        )
     why = _NOT_AVERAGED[one["cause"]].format(**one)
     return f"step {step}", f"gradients of {one['model']} were not averaged: {why}"
+
+
+def _unreduced(step: int, details: Details) -> tuple[str, str]:
+    model = _one(details)["model"]
+    return f"step {step}", (
+        f"the step lacks gradients of {model}: its last backward() ran under set_requires_gradient_sync(False), and "
+        f"FSDP keeps them for a later one; call {model}.set_requires_gradient_sync(True) before the last forward and "
+        "backward of each step"
+    )
+
+
+def _not_averaged(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    names, model = _and(one["names"]), one["model"]
+    if one["is_inside"]:
+        return f"step {step}", (
+            f"gradients of {names} in {model} were not averaged, and the values differ between ranks: DDP averages the "
+            "parameters that required gradients when it was made; make it after the last change of the model"
+        )
+    return f"step {step}", (
+        f"{names} had the same values on all ranks before the step, and differ now: no DDP model has averaged the "
+        "gradients; put the parameters into the model before it is wrapped, or average their gradients with all_reduce"
+    )
 
 
 _NO_GRADIENT = {
@@ -207,16 +235,26 @@ def _mixed_values(step: int, details: Details) -> tuple[str, str]:
 def _never_waited(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     return f"{one['line']}", (
-        f"{one['call']} was started with async_op=True, and its work was dropped without wait(); keep the work, and "
-        "call wait() before the result is used"
+        f"{_started(one['call'])} was started, and its work was dropped without wait(); keep the work, and call wait() "
+        "before the result is used"
     )
+
+
+def _started(call: str) -> str:
+    """Return the words for an operation that the user waits for.
+
+    Example:
+        >>> _started("recv"), _started("all_reduce")
+        ('irecv', 'all_reduce with async_op=True')
+    """
+    return f"i{call}" if call in ("send", "recv") else f"{call} with async_op=True"
 
 
 def _written_before_wait(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     return f"{one['line']}", (
-        f"a tensor of {one['call']} was changed between its start with async_op=True and wait(), so the result is "
-        "undefined; change it after wait()"
+        f"a tensor of {_started(one['call'])} was changed between its start and wait(), so the result is undefined; "
+        "change it after wait()"
     )
 
 
@@ -237,6 +275,8 @@ def _same_epoch(step: int, details: Details) -> tuple[str, str]:
 # In the order of importance. A function gets the first step and the details by rank, and returns steps and sentence.
 SENTENCES: dict[str, Callable[[int, Details], tuple[str, str]]] = {
     "ddp-bypassed": _bypassed,
+    "unreduced": _unreduced,
+    "not-averaged": _not_averaged,
     "optimizer-of-another-model": _of_another_model,
     "loss-without-path": _loss_without_path,
     "unused-parameters": _unused,

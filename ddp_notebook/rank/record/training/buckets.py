@@ -56,7 +56,9 @@ class Model:
         self.repeats: dict[tuple[Line, int], dict[int, Repeat]] = {}
         self.left = 0  # bytes that remain to be synchronized in this backward
         ignored = set(model.parameters_to_ignore)
-        named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad and n not in ignored]
+        parameters = list(model.module.named_parameters())
+        named = [(n, p) for n, p in parameters if p.requires_grad and n not in ignored]
+        self.ids = {id(p) for n, p in parameters if p.requires_grad or n in ignored}  # averaged or ignored by DDP
         self.names = [name for name, _ in named]
         self._nbytes = [parameter.numel() * parameter.element_size() for _, parameter in named]
         self._sum = sum(self._nbytes)

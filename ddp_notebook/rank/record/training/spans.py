@@ -311,6 +311,8 @@ class TrainingSpans:
             setattr(group, IDENTITY, identity)
             if isinstance(shards, dist.ProcessGroup):
                 self._declare(shards, identity, names)
+            if self._observer is not None:
+                tell(self._observer.fsdp_group_made, modules[0], group)
 
         return __init__
 
@@ -368,6 +370,8 @@ class TrainingSpans:
                 prepared[:] = [one for one in prepared if one.reference() is not None]
                 break
         backward = Backward(next(event_buffer.spans), prepared, site)
+        if self._observer is not None:
+            tell(self._observer.backward_begins)
         failed = True
         try:
             event_buffer.go_back(backward, depth=3)  # frames of this function and of the wrapper

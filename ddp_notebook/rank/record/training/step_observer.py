@@ -34,6 +34,12 @@ class StepObserver:
     def fsdp_forward(self, root: Any) -> None:
         """Called after the forward of an FSDP model with gradients."""
 
+    def fsdp_group_made(self, module: Any, group: Any) -> None:
+        """Called when `fully_shard` has made a group of parameters for a module."""
+
+    def backward_begins(self) -> None:
+        """Called before a backward."""
+
     def backward(self, outputs: Any, synchronized: Collection[Model], *, has_unknown: bool) -> None:
         """Called after a backward that succeeded.
 
