@@ -269,7 +269,8 @@ def test_other_inputs_of_a_tensor_parallel_module(ranks):
     (found,) = mistakes(ranks, f"torch.manual_seed(0)\n{_TP}torch.manual_seed(rank)\ny = model(torch.randn(3, 4))")
     assert found.startswith("ranks 0,1: module 0 got different inputs (float32 (3, 4), relative difference ")
     assert found.endswith(
-        "), and tensor parallel takes them for the same: give all ranks of a group the same batch and seed"
+        "), and tensor parallel takes them for the same: give all ranks of a group the same batch and seed, and no "
+        "part of a sharded output"
     )
     ranks.run(
         "torch.manual_seed(0); w = [p.full_tensor() for p in model.parameters()]; torch.manual_seed(rank)\n"

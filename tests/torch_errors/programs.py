@@ -640,6 +640,12 @@ PROGRAMS = {
         "module 0 is columnwise parallel and gives 4 of its 8 features on each of 2 ranks, and module 2 needs "
         "all: pass ColwiseParallel(output_layouts=Replicate()) for 0, or make 2 RowwiseParallel",
     ),
+    "part of a columnwise output in another columnwise module": Program(
+        "model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))\n"
+        "parallelize_module(model, mesh, {'0': ColwiseParallel(), '2': ColwiseParallel()})(xx)",
+        "module 0 is columnwise parallel and gives 4 of its 8 features on each of 2 ranks, and module 2 needs "
+        "all: pass ColwiseParallel(output_layouts=Replicate()) for 0, or make 2 RowwiseParallel",
+    ),
     "columnwise output in a norm": Program(
         "model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))\n"
         "parallelize_module(model, mesh, {'0': ColwiseParallel()})(xx)",

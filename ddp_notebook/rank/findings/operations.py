@@ -30,16 +30,12 @@ class Operations:
     Args:
         note: keeps a fact.
         line: returns the user's line of a call.
-        step: returns the number of the current step; 0 before the first one of a cell without steps.
         values: keeps the values of the calls.
     """
 
-    def __init__(
-        self, note: Callable[..., None], line: Callable[[Call], str], step: Callable[[], int], values: Values
-    ) -> None:
+    def __init__(self, note: Callable[..., None], line: Callable[[Call], str], values: Values) -> None:
         self._note = note
         self._line = line
-        self._step = step
         self._values = values
         self.calls: dict[int, tuple[Call, _Tensors]] = {}  # calls without a wait so far
         around(torch.distributed.Work, "get_future", self._around_get_future)
@@ -53,7 +49,7 @@ class Operations:
         tell(self._issued, call)
 
     def _issued(self, call: Call) -> None:
-        if not _is_of_user(call) or call.backward is not None or len(self.calls) >= _MOST:
+        if not _is_of_user(call) or len(self.calls) >= _MOST:
             return
         at = call.kernel.at_tensors
         tensors = flat(call.arguments[at]) if at is not None and call.arguments else ()
@@ -72,7 +68,7 @@ class Operations:
         for reference, version in found[1]:
             tensor = reference()
             if tensor is not None and tensor._version != version:
-                self._note("written-before-wait", self._step(), call=call.kernel.spec.name, line=self._line(call))
+                self._note("written-before-wait", 0, call=call.kernel.spec.name, line=self._line(call))
 
     def forgotten(self, call: Call) -> None:
         """Note a completed call without a wait, if the user has dropped its work."""
@@ -82,7 +78,7 @@ class Operations:
         found = self.calls.pop(id(call), None)
         if found is None or found[0] is not call or call.kernel.spec.kind == "send" or not call.is_dropped:
             return
-        self._note("never-waited", self._step(), call=call.kernel.spec.name, line=self._line(call))
+        self._note("never-waited", 0, call=call.kernel.spec.name, line=self._line(call))
 
     def _around_get_future(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def get_future(work: Any) -> Any:

@@ -93,9 +93,7 @@ class StepFacts(StepObserver):
         self._has_bad_loss = False  # since the last step
         self.passes = Passes(self.note)
         self._values = Values(cells, lambda call: place(calls_of(call.site)), self._named_parameters)
-        self.operations = Operations(
-            self.note, lambda call: place(calls_of(call.site)), lambda: self._steps, self._values
-        )
+        self.operations = Operations(self.note, lambda call: place(calls_of(call.site)), self._values)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             around(owner, "zero_grad", self._around_zero_grad)
 
@@ -137,12 +135,14 @@ class StepFacts(StepObserver):
         if not self._steps:
             return list(self._facts.values())
         self._note_optimizers()
+        if not trains_apart:
+            self.note("communicates", 1)  # rows of calls without a wait may arrive after a report is made
         has_gradients = any(len(held.never or ()) < held.count for held in self._of_cell)
         if trains_apart and not self._backwards and not has_gradients:
             self.note("idle", 1)  # for example, a loop over the learning rates of a scheduler
         elif trains_apart and self._wrapped is not None and not _EXPLAIN_APART & self._facts.keys():
             if self._has_averaged:
-                self.note("averaged", 1)
+                self.note("communicates", 1)
             else:
                 self.note("trains-apart", 1, model=model_name(self._wrapped(), self._namespace()))
         self.passes.end_cell(self._steps)

@@ -48,7 +48,7 @@ OFF, META, VALUES, ALL = range(4)  # indices of `messages.record_options.LEVELS`
 # from reusing the memory of a freed large tensor (10 MB each, measured while all_reduces of fresh 10 MB tensors were
 # recorded).
 MOST = 2_000
-_OF_REDUCER = torch.int32  # dtype of DDP's own bucket indices; elements of other dtypes may be gradients
+_OF_REDUCER = torch.int32  # dtype of the bucket indices that DDP sends; elements of other dtypes may be gradients
 _MOST_WAITING = 100_000  # maximum number of waiting records
 _MOST_LOGGED = 20_000  # a loop that only logs waits while more records are queued
 _PATIENCE_S = 2.0  # if no record is taken for this time, the loop continues and the oldest records are dropped

@@ -163,6 +163,16 @@ ENTRIES = (
         fix="pass ColwiseParallel(output_layouts=Replicate()) for {part}, or make {module} RowwiseParallel",
     ),
     KnownError(
+        name="part of a columnwise output in another columnwise module",
+        text="a and b must have same reduction dim, but got [{:d}, {columns:d}] X [{rows:d}, {:d}].",
+        kind="RuntimeError",
+        where=_TENSOR + "_dispatch:",
+        facts=_product,
+        cause="module {part} is columnwise parallel and gives {got} of its {wanted} features on each of {size} ranks, "
+        "and module {module} needs all",
+        fix="pass ColwiseParallel(output_layouts=Replicate()) for {part}, or make {module} RowwiseParallel",
+    ),
+    KnownError(
         name="columnwise output in a norm",
         text="Given normalized_shape=[{wanted}], expected input with shape {}, but got input of size[{got}]",
         kind="RuntimeError",

@@ -113,7 +113,11 @@ def _of_last_cell(by_rank: Facts, kind: str) -> dict[int, list[Mapping[str, Any]
 
 
 _TAKES = {  # kind of the unequal tensor -> event, code that requires equal tensors, remedy
-    "input": ("module {} got different inputs", "tensor parallel", "give all ranks of a group the same batch and seed"),
+    "input": (
+        "module {} got different inputs",
+        "tensor parallel",
+        "give all ranks of a group the same batch and seed, and no part of a sharded output",
+    ),
     "gradient": (
         "gradients of what to_local gave differ",
         "DTensor",

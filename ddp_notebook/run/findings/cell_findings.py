@@ -17,11 +17,11 @@ from ddp_notebook.run.findings.sentences import SENTENCES
 from ddp_notebook.run.session_hooks import SessionFeature
 
 _MOST_LINES = 3  # under a cell; the report has all
-# Findings that explain why ranks train apart. "idle" is a cell without gradients, which trains nothing; "averaged" is
-# one that has averaged gradients before its first step.
+# Findings that explain why ranks train apart. "idle" is a cell without gradients, which trains nothing; "communicates"
+# is one in which gradients may have been averaged.
 _WITHOUT_AVERAGE = {
     *(
-        "averaged",
+        "communicates",
         "ddp-bypassed",
         "unreduced",
         "idle",
