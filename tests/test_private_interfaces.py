@@ -772,3 +772,19 @@ def test_tensors_count_changes_and_scalers_mark_optimizers():
         tensor.add_(1)
     assert tensor._version > before
     assert len(seen) == 1 and isinstance(seen[0], torch.Tensor)
+
+
+def test_autograd_shows_its_saved_tensors():
+    unpacked: list[object] = []
+    layer, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
+
+    def unpack(tensor: torch.Tensor) -> torch.Tensor:
+        unpacked.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        node = layer(x).grad_fn
+    assert node is not None
+    saved = [getattr(node, name).data for name in dir(node) if name.startswith("_raw_saved_")]
+    assert any(one is not None and one.data_ptr() == x.data_ptr() for one in saved) and unpacked == []
+    assert any(getattr(one, "variable", None) is layer.bias for one, _ in node.next_functions)

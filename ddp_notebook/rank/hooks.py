@@ -113,6 +113,9 @@ class Feature:
         """Return variables that each cell finds, unless the user has other variables with these names."""
         return {}
 
+    def cell_failed(self, error: BaseException) -> None:
+        """Note facts about the error of a cell, while the frames of its traceback exist."""
+
     def explain(self, error: BaseException) -> str:
         """Return a sentence about the cause of a cell's error; "" if there is none."""
         return ""
@@ -178,6 +181,7 @@ class Hooks:
         self.vitals = self._of("vitals")
         self.facts = self._of("facts")
         self.on_asked = self._of("on_asked")
+        self._cell_failed = self._of("cell_failed")
         self._explain = self._of("explain")
         self._variables = self._of("variables")
 
@@ -199,6 +203,11 @@ class Hooks:
     def variables(self) -> dict[str, object]:
         """Return the variables that features add to each cell."""
         return {name: value for variables in self._variables for name, value in variables().items()}
+
+    def cell_failed(self, error: BaseException) -> None:
+        """Let the features note facts about the error of a cell."""
+        for failed in self._cell_failed:
+            failed(error)
 
     def explain(self, error: BaseException) -> str:
         """Return the first feature's sentence about the cause of an error; "" if no feature has one."""

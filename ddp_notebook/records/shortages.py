@@ -148,6 +148,22 @@ def _descriptors(who: str, used: int | None) -> Iterator[str]:
 
 
 def _memory(who: str, lent_bytes: int, *, has_failed: bool) -> Iterator[str]:
+    for rest, used, limit, what in memory_limits(lent_bytes)[:1]:
+        is_little = rest < max(_LITTLE_MEMORY, min(limit // 20, _MUCH_MEMORY))
+        if is_little or has_failed:
+            how = "has no memory left" if is_little else "has too little memory left"
+            yield f"{who} {how}: {size(used)} of {size(limit)} ({what})"
+
+
+def memory_limits(lent_bytes: int = 0) -> list[tuple[int, int, int, str]]:
+    """Return the memory limits of this process, the tightest first: bytes left, in use, limit, and its name.
+
+    Args:
+        lent_bytes: size of a memory reserve that counts as used.
+
+    Raises:
+        OSError, ValueError: `/proc` cannot be read.
+    """
     its = _fields("/proc/self/status")
     limits = [
         ("address space, RLIMIT_AS", _kib(its["VmSize"]) + lent_bytes, _soft(resource.RLIMIT_AS)),
@@ -156,12 +172,17 @@ def _memory(who: str, lent_bytes: int, *, has_failed: bool) -> Iterator[str]:
     for folder in cgroups("memory"):
         if (limit := memory_limit(folder)) is not None and (used := _in_use(folder)) is not None:
             limits.append((f"memory of the cgroup {folder}", used, limit))
-    left = [(limit - used, min(used, limit), limit, what) for what, used, limit in limits if limit is not None]
-    for rest, used, limit, what in sorted(left)[:1]:
-        is_little = rest < max(_LITTLE_MEMORY, min(limit // 20, _MUCH_MEMORY))
-        if is_little or has_failed:
-            how = "has no memory left" if is_little else "has too little memory left"
-            yield f"{who} {how}: {size(used)} of {size(limit)} ({what})"
+    return sorted((limit - used, min(used, limit), limit, what) for what, used, limit in limits if limit is not None)
+
+
+def resident_memory() -> tuple[int, int]:
+    """Return the resident memory of this process in bytes, and its maximum so far.
+
+    Raises:
+        OSError, ValueError: `/proc` cannot be read.
+    """
+    its = _fields("/proc/self/status")
+    return _kib(its["VmRSS"]), _kib(its["VmHWM"])
 
 
 def memory_limit(cgroup: Path) -> int | None:

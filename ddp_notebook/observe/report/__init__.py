@@ -9,6 +9,7 @@ without_optimizer  pipelines, remote calls and inference of cells without an opt
 loading            settings of DataLoaders, and suggestions
 outside            time outside of steps: evaluation, checkpoints, before and after the steps
 page_faults        page faults: memory that steps request from the system again
+memory_growth      growth of resident memory
 network_waits      waits for the network between machines
 rpc_sentences      RPC calls: callees, waiting callers, queues
 bandwidth          bytes per second by operation and size

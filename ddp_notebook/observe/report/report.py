@@ -32,6 +32,7 @@ from ddp_notebook.observe.report.bubbles import bubbles
 from ddp_notebook.observe.report.cores import CoreUse, shared, taken
 from ddp_notebook.observe.report.effective_batch import effective_batch
 from ddp_notebook.observe.report.loading import loader_of, started_in
+from ddp_notebook.observe.report.memory_growth import growing_alone
 from ddp_notebook.observe.report.network_waits import network
 from ddp_notebook.observe.report.outside import WORKERS_OUTSIDE, Outside, Row, outside
 from ddp_notebook.observe.report.page_faults import page_faults
@@ -300,6 +301,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             *_with_itself(own, overall),
             *(one.note for one in pipelines),
             *blocks_of(own, kept),
+            *_memory(own, every),
             *_compared(recording, cell, efficiency, len(ranks)),
             *shared(own, found.ranks),
             *served(own, cell, found),
@@ -502,6 +504,16 @@ def _compared(recording: RowSource, cell: int, efficiency: float | None, world_s
     samples = f"{_rate(alone['samples_per_s'])} samples/s" if alone.get("samples_per_s") else ""
     figures = ", ".join(filter(None, [took, samples]))
     return (f"That is {percent(efficiency)} of {world_size} times one rank alone: {figures}",)
+
+
+def _memory(recording: RowSource, steps: StepTable) -> tuple[str, ...]:
+    """Return a note if the memory of one rank alone grows during the steps."""
+    rows = recording.rows("resource")
+    inside = (rows["time_ns"] >= steps.start_ns.min()) & (rows["time_ns"] <= steps.end_ns.max())
+    found = growing_alone(select(rows, inside & np.isin(rows["rank"], steps.ranks)))
+    if found is None:
+        return ()
+    return (f"The resident memory of rank {found.rank} alone grows: {found}. %ddp_memory shows the parts",)
 
 
 def _findings(recording: Bounded, cell: int) -> tuple[str, ...]:

@@ -118,7 +118,7 @@ class Runner:
             self._where,
             is_running=lambda: self.running is not None,
             is_stopped=lambda: self._interrupted or network.release.is_under_way,
-            explain=lambda error: shortage.of_error(error) or why_retired(error) or hooks.explain(error),
+            explain=self._explain,
         )
         # IPython 9 formats a traceback again for a history that ranks do not have: 1 s with torch frames.
         self._shell._format_exception_for_storage = lambda error, *_, **__: {
@@ -136,6 +136,11 @@ class Runner:
         self._collects = False  # a failed cell may have left objects in reference cycles
         self._modules: NeededModules | None = None
         self._parts_of_shell = {name: part for name in _PARTS_OF_SHELL if (part := getattr(self._shell, name, None))}
+
+    def _explain(self, error: BaseException) -> str:
+        """Return a sentence about the cause of a cell's error; "" if it is unknown."""
+        self._hooks.cell_failed(error)
+        return shortage.of_error(error) or why_retired(error) or self._hooks.explain(error)
 
     def keep_reader(self, fd: int, callback: Callable[[], object]) -> None:
         """Make the event loop read this file descriptor again if a cell removed its reader."""

@@ -8,7 +8,7 @@ from typing import Any
 from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.hooks import Core, Feature
-from ddp_notebook.rank.sharding import equations, mistakes
+from ddp_notebook.rank.sharding import equations, mistakes, out_of_memory
 from ddp_notebook.rank.sharding.mistakes import Mistakes
 from ddp_notebook.stdlib import contextlib
 
@@ -22,6 +22,11 @@ class ShardingFeature(Feature):
 
     def cell_begins(self, cell: RunCell) -> None:
         self._mistakes.cell = cell.cell
+
+    def cell_failed(self, error: BaseException) -> None:
+        if self.core.shell is not None:
+            site = self.core.network.where.of_traceback(error.__traceback__)
+            out_of_memory.note(error, self.core.shell.user_ns, site)
 
     def explain(self, error: BaseException) -> str:
         return mistakes.explain_unsharded(error)

@@ -2,5 +2,6 @@
 
 feature     declares `%ddp_memory`
 placements  which rank holds which part of which tensor
+out_of_memory  out-of-memory errors of the ranks
 memory      memory by category, on each rank
 """

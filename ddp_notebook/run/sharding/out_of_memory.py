@@ -1,0 +1,143 @@
+"""Why ranks ran out of memory: the last error of each rank, and its memory up to then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.observe.report.memory_growth import Growth, growth_of
+from ddp_notebook.records.names import readable
+from ddp_notebook.records.schema import SPANS, Rows
+from ddp_notebook.records.units import percent, size
+from ddp_notebook.records.words import list_ranks
+
+if TYPE_CHECKING:
+    from ddp_notebook.observe.tables.matching import RowSource
+    from ddp_notebook.session import Session
+
+_HELD = ("parameters", "buffers", "gradients", "optimizer_state")
+_NEAR = 0.8  # share of the limit
+_MOST = 6  # modules and variables that are listed
+_OPTIMIZER = SPANS.index("optimizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """Facts about the out-of-memory errors of the ranks. As text they are the answer of `%ddp_memory --why`.
+
+    `last` has the facts of each rank with an error, and `now` the present memory of all ranks, in bytes.
+    """
+
+    last: Mapping[int, Mapping[str, Any]]
+    now: Mapping[int, Mapping[str, Any]]
+    growth: Mapping[int, Growth]  # by rank; ranks whose memory did not grow are left out
+    steps: Mapping[int, int]  # optimizer steps that the rank had taken when its memory began to grow
+    others: int | None  # bytes of all other processes of the host; None: unknown, or several hosts
+
+    def __str__(self) -> str:
+        if not self.last:
+            return "\n".join(["No rank has had an out-of-memory error since its start.", *self._near(), *self._host()])
+        lines = [_sentence(rank, one) for rank, one in sorted(self.last.items())]
+        lines += ["", *_table(self.last), ""]
+        for rank, one in sorted(self.last.items()):
+            lines += _parts(rank, one)
+            if (grown := self.growth.get(rank)) is not None:
+                since = f", from step {self.steps[rank]} on" if rank in self.steps else ""
+                lines.append(f"The resident memory of rank {rank} grew {grown}{since}.")
+        return "\n".join([*lines, *self._near(), *self._host()])
+
+    def _near(self) -> list[str]:
+        limits = {rank: one["limit"] for rank, one in {**self.now, **self.last}.items() if one["limit"]}
+        if not limits:
+            return []
+        shares = {rank: used / limit for rank, (_, used, limit, _) in limits.items()}
+        near = [f"rank {rank} {percent(share)}" for rank, share in sorted(shares.items()) if share >= _NEAR]
+        if not near:
+            most = max(shares.values())
+            return [f"No rank is near its limit: at most {percent(most)} of it are in use."]
+        far = [rank for rank in self.now if shares.get(rank, 0.0) < _NEAR]
+        return [f"Near the limit: {', '.join(near)}" + (f"; not: {list_ranks(far)}." if far else ".")]
+
+    def _host(self) -> list[str]:
+        return [] if self.others is None else [f"Other processes of the host use {size(self.others)}."]
+
+
+def why(session: Session) -> OutOfMemory:
+    """Ask the ranks for their last out-of-memory errors."""
+    told = session._ask("out_of_memory.told()", "out_of_memory")
+    last = {rank: one["last"] for rank, one in told.items() if one["last"]}
+    recording = session.recording
+    return explained(recording, last, {rank: one["now"] for rank, one in told.items()}, recording.rows("resource"))
+
+
+def explained(recording: RowSource, last: Mapping[int, Any], now: Mapping[int, Any], resources: Rows) -> OutOfMemory:
+    """Combine the facts of the ranks with recorded rows.
+
+    Args:
+        recording: the recorded tables.
+        last: facts of ranks with an error, see `rank.sharding.out_of_memory`.
+        now: memory of each rank.
+        resources: rows of `records.RESOURCE`.
+    """
+    found = {rank: growth_of(resources, rank) for rank in last}
+    growth = {rank: one for rank, one in found.items() if one is not None}
+    spans = recording.rows("span")
+    steps = {}
+    for rank, one in growth.items():
+        own = spans[(spans["rank"] == rank) & (spans["kind"] == _OPTIMIZER)]
+        own = own[own["cell"] == own["cell"].max(initial=0)]
+        if len(own) and own["start_ns"].min() <= one.end_ns:
+            steps[rank] = int((own["end_ns"] <= one.begin_ns).sum())
+    return OutOfMemory(last=last, now=now, growth=growth, steps=steps, others=_others(recording, resources))
+
+
+def _others(recording: RowSource, resources: Rows) -> int | None:
+    if len(set(recording.hosts)) > 1 or not len(resources):
+        return None
+    last = {int(row["rank"]): row for row in resources}
+    newest = max(last.values(), key=lambda row: int(row["time_ns"]))
+    return max(0, int(newest["host_used_bytes"]) - sum(int(row["rss_bytes"]) for row in last.values()))
+
+
+def _sentence(rank: int, one: Mapping[str, Any]) -> str:
+    where = f" in {one['site']}" if one["site"] else ""
+    where += f", in {readable(one['module'])}" if one["module"] else ""
+    requested = f"it requested {size(one['requested'])}" if one["requested"] >= 0 else "an allocation failed"
+    text = f"Rank {rank} ran out of memory{where}: {requested}"
+    if one["limit"]:
+        left, used, limit, what = one["limit"]
+        text += f" when {size(used)} of {size(limit)} were in use ({what})"
+        if 0 < left < one["requested"]:
+            text += f". At most {size(left)} would have fitted, {percent(left / one['requested'])} of the request"
+    if one["gpu"]:
+        gpu = one["gpu"]
+        text += (
+            f". The GPU has {size(gpu['total'])}: {size(gpu['reserved'])} are reserved by the rank, "
+            f"{size(gpu['others'])} are used by other processes, and {size(gpu['free'])} are free"
+        )
+    return f"{text}."
+
+
+def _table(last: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    shown = [name for name in _HELD if name != "buffers" or any(one[name] for one in last.values())]
+    rows = [["", *(name.replace("_", " ") for name in shown), "activations", "variables", "resident", "peak"]]
+    for rank, one in sorted(last.items()):
+        cells = [size(one[name]) for name in shown]
+        cells += [size(sum(one[name].values())) for name in ("activations", "variables")]
+        rows.append([f"rank {rank}", *cells, size(max(0, one["rss"])), size(max(0, one["peak_rss"]))])
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+
+
+def _parts(rank: int, one: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name, words in (("activations", "Activations"), ("variables", "Other tensors in variables")):
+        parts = sorted(one[name].items(), key=lambda both: -both[1])
+        if parts:
+            listed = ", ".join(
+                f"{readable(part) if part else 'no module'} {size(nbytes)}" for part, nbytes in parts[:_MOST]
+            )
+            more = f", and {len(parts) - _MOST} more" if len(parts) > _MOST else ""
+            lines.append(f"{words} of rank {rank}: {listed}{more}.")
+    return lines
