@@ -653,10 +653,11 @@ class Session:
         """Return a breakdown of the step time of a training cell.
 
         Args:
-            cell: number of the cell; None: the last training cell.
+            cell: number of the cell; None: the last cell that trained, or that ran a pipeline, remote calls or
+                inference without an optimizer.
 
         Example:
-            >>> print(session.report())
+            >>> print(session.report(session.recording.runs()[-1].cell))
             cell ...: ... steps on 2 ranks, ... ms/step (mean of steps 2 to ...
         """
         report = self.recording.report(cell)

@@ -184,7 +184,8 @@ class Recording(RecordedTables):
         """Return a report on a training cell, with advice. `print` shows it.
 
         Args:
-            cell: number of a cell; None: the last one with steps.
+            cell: number of a cell; None: the last one with steps, or that ran a pipeline, remote calls or inference
+                without an optimizer.
         """
         from ddp_notebook.observe.report import report
 

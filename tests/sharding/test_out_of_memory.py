@@ -13,7 +13,7 @@ from ddp_notebook.errors import RankError
 from ddp_notebook.observe.report.memory_growth import growing_alone, growth_of
 from ddp_notebook.rank.sharding import out_of_memory
 from ddp_notebook.records.schema import RESOURCE, Rows
-from ddp_notebook.run.sharding.out_of_memory import explained, why
+from ddp_notebook.run.sharding.out_of_memory import QUESTION, OutOfMemory, explained, why
 from tests.observe.synthetic import simulate
 
 GB, S = 10**9, 10**9
@@ -157,6 +157,10 @@ def test_the_answer_has_the_parts_of_a_gpu():
     assert "The GPU has 80 GB: 60 GB are reserved by the rank, 15 GB are used by other processes, and 5.0 GB" in found
 
 
+def _why(session: Any) -> OutOfMemory:
+    return why(session._ask(QUESTION, "out_of_memory"), session.recording)
+
+
 _LEAKS = """
 import resource
 model = torch.nn.Linear(1000, 1000)
@@ -171,10 +175,10 @@ if rank == 1:
 
 def test_a_rank_that_ran_out_of_memory_is_explained(make_session):
     session = make_session(2)
-    assert str(why(session)).startswith("No rank has had an out-of-memory error since its start.")
+    assert str(_why(session)).startswith("No rank has had an out-of-memory error since its start.")
     with pytest.raises(RankError, match="allocate"):
         session.run(_LEAKS)
-    found = why(session)
+    found = _why(session)
     session.run("resource.setrlimit(resource.RLIMIT_AS, before); del kept, model")
     assert list(found.last) == [1] and found.last[1]["requested"] == 40_000_000
     assert found.last[1]["activations"]["model"] >= 80_000_000 and found.last[1]["parameters"] == 4_004_000

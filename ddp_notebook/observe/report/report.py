@@ -242,7 +242,8 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
 
     Args:
         recording: the recorded tables.
-        cell: number of the cell; None: the last one with steps.
+        cell: number of the cell; None: the last one with steps, or that ran a pipeline, remote calls or inference
+            without an optimizer.
 
     Example:
         >>> from tests.observe.synthetic import simulate

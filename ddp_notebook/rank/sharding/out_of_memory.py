@@ -7,7 +7,6 @@ once, for the last node that has saved it.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -19,7 +18,7 @@ from ddp_notebook.rank import reserve
 from ddp_notebook.rank.cell.exceptions import chain
 from ddp_notebook.rank.sharding.memory import held
 from ddp_notebook.records import shortages
-from ddp_notebook.stdlib import contextlib, time
+from ddp_notebook.stdlib import contextlib, re, time
 
 _REQUESTED = re.compile(r"tried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)?", re.IGNORECASE)
 _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}

@@ -24,9 +24,9 @@ def ddp_memory(commands: Commands, line: str) -> None:
     shows what took the memory."""
     session = commands().of_session()
     if line.strip() == "--why":
-        from ddp_notebook.run.sharding.out_of_memory import why
+        from ddp_notebook.run.sharding.out_of_memory import QUESTION, why
 
-        print(why(session))
+        print(why(session._ask(QUESTION, "out_of_memory"), session.recording))
     else:
         print(session.memory(line.strip()))
 

@@ -14,7 +14,6 @@ from ddp_notebook.records.words import list_ranks
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.tables.matching import RowSource
-    from ddp_notebook.session import Session
 
 _HELD = ("parameters", "buffers", "gradients", "optimizer_state")
 _NEAR = 0.8  # share of the limit
@@ -63,11 +62,17 @@ class OutOfMemory:
         return [] if self.others is None else [f"Other processes of the host use {size(self.others)}."]
 
 
-def why(session: Session) -> OutOfMemory:
-    """Ask the ranks for their last out-of-memory errors."""
-    told = session._ask("out_of_memory.told()", "out_of_memory")
+QUESTION = "out_of_memory.told()"
+
+
+def why(told: Mapping[int, Mapping[str, Any]], recording: RowSource) -> OutOfMemory:
+    """Explain the last out-of-memory errors.
+
+    Args:
+        told: values of `QUESTION` by rank.
+        recording: the recording of the session.
+    """
     last = {rank: one["last"] for rank, one in told.items() if one["last"]}
-    recording = session.recording
     return explained(recording, last, {rank: one["now"] for rank, one in told.items()}, recording.rows("resource"))
 
 
