@@ -699,3 +699,16 @@ def test_a_look_at_the_result_keeps_the_report_of_the_training():
     run = simulate(world_size=2)
     _infer(run, 2, 2)
     assert str(report(run)).startswith("cell 1: 20 steps on 2 ranks")
+
+
+def test_the_memory_of_a_rank_that_grows_alone_is_noted():
+    run = simulate(world_size=2, steps=40)
+    begin = min(int(row["start_ns"]) for row in run._rows["span"])
+    for second in range(13):
+        for rank in range(2):
+            memory = 10**9 + rank * second * 5 * 10**7
+            run.add("resource", rank=rank, time_ns=begin + second * 100 * MS, rss_bytes=memory)
+    (note,) = (one for one in report(run).notes if "memory" in one)
+    assert note == (
+        "The resident memory of rank 1 alone grows: from 1.0 GB to 1.6 GB in 1.20 s. %ddp_memory shows the parts"
+    )

@@ -59,7 +59,7 @@ def told() -> dict[str, Any]:
 
 
 def requested_bytes(text: str) -> int:
-    """Return the size of the failed allocation in bytes, from the text of torch's error; -1 if it has none.
+    """Return the size of the failed allocation in bytes, from the text of the error; -1 if the text has none.
 
     Example:
         >>> requested_bytes("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000 bytes. Error")
@@ -138,7 +138,7 @@ def _modules_of_parameters(namespace: Mapping[str, Any], names: Mapping[int, str
 
 
 def _storages_of_models(namespace: Mapping[str, Any]) -> set[int]:
-    """Return the addresses of parameters and buffers, which are no activations."""
+    """Return the addresses of parameters and buffers, which do not count as activations."""
     return {
         tensor.untyped_storage().data_ptr()
         for value in namespace.values()

@@ -30,7 +30,7 @@ class OutOfMemory:
 
     last: Mapping[int, Mapping[str, Any]]
     now: Mapping[int, Mapping[str, Any]]
-    growth: Mapping[int, Growth]  # by rank; ranks whose memory did not grow are left out
+    growth: Mapping[int, Growth]  # growth by rank; ranks whose memory did not grow are left out
     steps: Mapping[int, int]  # optimizer steps that the rank had taken when its memory began to grow
     others: int | None  # bytes of all other processes of the host; None: unknown, or several hosts
 
