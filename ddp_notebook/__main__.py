@@ -1,4 +1,7 @@
-"""Shell commands for kept sessions and torchrun jobs: `python -m ddp_notebook list | stop NAME | logs NAME`."""
+"""Shell commands for kept sessions, torchrun jobs and recordings.
+
+`python -m ddp_notebook list | stop NAME | logs NAME | diff A B`
+"""
 
 from __future__ import annotations
 
@@ -47,13 +50,17 @@ def end_job(ranks: Sequence[Entry]) -> None:
         entry.remove()
 
 
-USAGE = "usage: python -m ddp_notebook list | stop NAME | logs NAME"
+USAGE = "usage: python -m ddp_notebook list | stop NAME | logs NAME | diff A B"
 
 
 def main(arguments: list[str]) -> int:
     """Run a command line, and return its exit status."""
     try:
         match arguments:
+            case ["diff", *words]:
+                from ddp_notebook.observe.compare import command
+
+                return command.run(words)
             case [*_, "-h" | "--help"]:
                 print(USAGE)
             case ["list"]:

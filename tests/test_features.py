@@ -73,7 +73,10 @@ def test_the_core_imports_no_feature():
 # The modules and the magics of each feature of the notebook.
 _NOTEBOOK = {
     "jobs": (["ddp_notebook.run.jobs"], ["ddp_jobs", "ddp_wait", "ddp_cancel"]),
-    "recording": (["ddp_notebook.run.record", "ddp_notebook.observe"], ["ddp_record", "ddp_report", "ddp_trace"]),
+    "recording": (
+        ["ddp_notebook.run.record", "ddp_notebook.observe"],
+        ["ddp_record", "ddp_report", "ddp_diff", "ddp_trace"],
+    ),
     "findings": (["ddp_notebook.run.findings"], []),
     "forecast": (["ddp_notebook.run.forecast", "ddp_notebook.observe.forecast"], ["ddp_forecast"]),
     "monitor": (["ddp_notebook.widgets"], ["ddp_monitor"]),

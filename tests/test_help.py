@@ -129,7 +129,7 @@ def test_magics_of_features_stand_in_their_sections():
     assert list(sections) == ["session", "recording", "cells", "variables", "files", "help"]
     assert sections["session"][:4] == ["ddp_start", "ddp_attach", "ddp_torchrun", "ddp_status"]
     assert sections["session"][-5:] == ["ddp_heal", "ddp_resize", "ddp_fault", "ddp_check", "ddp_memory"]
-    assert sections["recording"] == ["ddp_record", "ddp_report", "ddp_monitor", "ddp_trace", "ddp_forecast"]
+    assert sections["recording"] == ["ddp_record", "ddp_report", "ddp_monitor", "ddp_diff", "ddp_trace", "ddp_forecast"]
     assert sections["cells"][1:5] == ["on_ranks", "ddp_jobs", "ddp_wait", "ddp_cancel"]
 
 

@@ -13,6 +13,7 @@ tables/    rows in bounded memory, and how they are saved
 steps/     breakdown of training step times, and waits between ranks
 report/    a training cell in numbers and sentences, with advice
 forecast/  predicted step times on other numbers of ranks
+compare/   two training runs: changes of times and numbers
 figures/   the recording as figures
 trace/     the recording as a trace for Perfetto
 """

@@ -76,6 +76,7 @@ OF_RECORDING: Mapping[str, str] = {
     **dict.fromkeys(("rows", "metrics", "metrics_of", "_metrics_until", "tensor"), _READ),
     "__repr__": "interrupted: the recording was not described; it is unchanged",
     "forecast": "interrupted: nothing was predicted; the recording is unchanged",
+    "compare": "interrupted: the comparison is not complete, but the recording is",
     "report": OF_SESSION["report"],
 }
 # Sentences by method of `Plots`.

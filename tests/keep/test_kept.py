@@ -250,7 +250,7 @@ def test_from_a_shell(notebook):
     assert listed() == "nothing runs on this machine that can be attached to\n"
     command = [sys.executable, "-m", "ddp_notebook", "stop", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "usage: python -m ddp_notebook list | stop NAME | logs NAME\n"
+    assert done.stdout == "usage: python -m ddp_notebook list | stop NAME | logs NAME | diff A B\n"
     first = notebook("%ddp_start 2 --keep 1")
     first.run("%%on_all_ranks\nprint('from rank', rank)")
     assert "kept-1: 2 ranks" in listed() and "drives it" in listed()

@@ -75,7 +75,7 @@ class StepTable:
     samples: Numbers  # -1: unknown
     is_pipelined: npt.NDArray[np.bool_]  # its rank has a pipeline stage, so it waits for the schedule, not for a rank
     parts: dict[str, Times]  # nanoseconds by the names in `PARTS`
-    buckets: tuple[tuple[Rows, Times, Times, _Layouts], ...]  # calls with the begins and ends of their steps, by rank
+    buckets: tuple[tuple[Rows, Times, Times, Layouts], ...]  # calls with the begins and ends of their steps, by rank
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -173,22 +173,39 @@ def measure(recording: RowSource, cell: int | None = None, rank: int | None = No
     spans, calls = recording.rows("span"), calls_of(recording, cell)
     if cell is not None:
         spans = _all_or(spans, spans["cell"] == cell)
+    calls_of_rank, spans_of_rank = _ByRank(calls), _ByRank(spans)
+    calls, spans = select(calls, calls_of_rank.order), select(spans, spans_of_rank.order)
     waited = waited_for(recording, calls)
     remote = latest(recording.rows("rpc"))
-    layouts = _Layouts(recording)
+    layouts = Layouts(recording)
     found: list[StepTable] = []
-    keys = spans["cell"].astype(np.int64) << 32 | spans["rank"]
-    for key in np.unique(keys[spans["kind"] == SPANS.index("optimizer")]).tolist():
-        its_cell, its_rank = key >> 32, key & 0xFFFFFFFF
-        if rank is not None and its_rank != rank:
+    for key in np.unique(spans_of_rank.keys[spans["kind"] == SPANS.index("optimizer")]).tolist():
+        if rank is not None and key & 0xFFFFFFFF != rank:
             continue
-        own_spans = select(spans, keys == key)
-        own_calls = (calls["cell"] == its_cell) & (calls["rank"] == its_rank)
+        own_spans, own_calls = spans[spans_of_rank.part(key)], calls_of_rank.part(key)
         bounds = cycles(own_spans)
         if bounds is not None and len(bounds.ends_ns):
-            own_remote = select(remote, remote["rank"] == its_rank)
-            found.append(_steps_of(bounds, own_spans, select(calls, own_calls), waited[own_calls], own_remote, layouts))
+            own_remote = select(remote, remote["rank"] == key & 0xFFFFFFFF)
+            found.append(_steps_of(bounds, own_spans, calls[own_calls], waited[own_calls], own_remote, layouts))
     return _joined(found)
+
+
+class _ByRank:
+    """Rows by cell and rank, in an order in which those of a rank in a cell are consecutive.
+
+    Args:
+        rows: (n,) with the columns "cell" and "rank".
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        keys = rows["cell"].astype(np.int64) << 32 | rows["rank"]
+        self.order = np.argsort(keys, kind="stable")
+        self.keys: Numbers = keys[self.order]
+
+    def part(self, key: int) -> slice:
+        """Return the place of the rows with a key in this order."""
+        begin, end = np.searchsorted(self.keys, (key, key + 1)).tolist()
+        return slice(begin, end)
 
 
 def _all_or(rows: Rows, chosen: npt.NDArray[np.bool_]) -> Rows:
@@ -216,7 +233,7 @@ def waited_for(recording: RowSource, calls: Rows) -> Times:
     return waited
 
 
-def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, remote: Rows, layouts: _Layouts) -> StepTable:
+def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, remote: Rows, layouts: Layouts) -> StepTable:
     begins, ends = bounds.begins_ns, bounds.ends_ns
     count, edges = len(ends), np.unique(np.concatenate((begins, ends)))
     rank, cell = int(spans["rank"][0]), int(spans["cell"][0])
@@ -404,7 +421,7 @@ def samples_of(spans: Rows, edges: Times) -> Numbers:
     return np.full(count, -1)
 
 
-def _buckets(calls: Rows, begins: Times, ends: Times, layouts: _Layouts) -> dict[tuple[int, int], list[Bucket]]:
+def _buckets(calls: Rows, begins: Times, ends: Times, layouts: Layouts) -> dict[tuple[int, int], list[Bucket]]:
     """Return the buckets by rank and begin of the step, in the order of issue."""
     at: Numbers = np.searchsorted(begins, calls["issue_ns"], "right") - 1
     inside = (at >= 0) & (calls["issue_ns"] < ends[np.maximum(at, 0)])
@@ -426,7 +443,7 @@ def _buckets(calls: Rows, begins: Times, ends: Times, layouts: _Layouts) -> dict
     return found
 
 
-class _Layouts:
+class Layouts:
     """Assignment of each model's parameters to buckets, over time."""
 
     def __init__(self, recording: RowSource) -> None:

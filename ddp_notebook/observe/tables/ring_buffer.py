@@ -124,6 +124,19 @@ class RingBuffer:
                 return None
             return self._rows.view(self._dtype)[index % len(self._rows)].copy()
 
+    def take(self, indexes: npt.NDArray[np.integer]) -> tuple[Rows, npt.NDArray[np.bool_]]:
+        """Return copies of the rows with these indexes, and a mask of those that are still kept.
+
+        Example:
+            >>> ring = RingBuffer(np.dtype("<i8"), capacity=4)
+            >>> ring.append(np.arange(6))
+            >>> rows, is_kept = ring.take(np.array([1, 4]))
+            >>> rows[is_kept].tolist(), is_kept.tolist()
+            ([4], [False, True])
+        """
+        with self._lock:
+            return self._rows[indexes % len(self._rows)].view(self._dtype), indexes >= self.first
+
     def _copy(self, begin: int, end: int) -> Rows:
         count, size = end - begin, len(self._rows)
         at = begin % size

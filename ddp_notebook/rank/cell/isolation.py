@@ -78,7 +78,7 @@ NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks
             "on_all_ranks",
         ),
         *("ddp_sync", "ddp_fetch", "ddp_attach", "ddp_jobs", "ddp_wait", "ddp_cancel", "ddp_resize", "ddp_fault"),
-        *("ddp_memory", "ddp_peek", "ddp_torchrun", "ddp_help"),
+        *("ddp_memory", "ddp_peek", "ddp_diff", "ddp_torchrun", "ddp_help"),
     ),
     "cell": ("on_all_ranks", "on_ranks", "local"),
 }

@@ -1,4 +1,4 @@
-"""Declaration of `%ddp_record`, `%ddp_report` and `%ddp_trace`."""
+"""Declaration of `%ddp_record`, `%ddp_report`, `%ddp_diff` and `%ddp_trace`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ddp_notebook.line_parser import LineParser
 from ddp_notebook.run.features import Commands, FeatureMagic, NotebookFeature
-from ddp_notebook.run.interrupted import OF_SESSION
+from ddp_notebook.run.interrupted import OF_RECORDING, OF_SESSION
 
 
 @functools.cache
@@ -25,8 +25,20 @@ def record_line() -> LineParser:
 
 @functools.cache
 def report_line() -> LineParser:
-    parser = LineParser("%ddp_report", "%ddp_report")
+    parser = LineParser("%ddp_report", "%ddp_report", "%ddp_report --against run.npz")
     parser.add_argument("--baseline", action="store_true", help="first run some steps on rank 0 alone, and compare")
+    parser.add_argument(
+        "--against", metavar="RUN", help="also compare with a cell (6) or recording (run.npz), see %%ddp_diff"
+    )
+    return parser
+
+
+@functools.cache
+def diff_line() -> LineParser:
+    parser = LineParser("%ddp_diff", "%ddp_diff", "%ddp_diff 6 8", "%ddp_diff before.npz --html diff.html")
+    parser.add_argument("a", metavar="A", nargs="?", help="the run before: 6 for In [6], a recording, or a folder")
+    parser.add_argument("b", metavar="B", nargs="?", help="the run after; the last training run by default")
+    parser.add_argument("--html", metavar="FILE", help="also write the comparison as an HTML page")
     return parser
 
 
@@ -56,9 +68,33 @@ def ddp_report(commands: Commands, line: str) -> None:
     """Show where the time of the last training run went.
 
     The report also says what to try."""
-    if report_line().parse_line(line).baseline:
+    given = report_line().parse_line(line)
+    if given.baseline:
         commands().of_session().baseline()
-    print(commands().recorded().report())
+    of = commands().recorded()
+    print(of.report())
+    if given.against is not None:
+        from ddp_notebook.observe.compare.named import compare_named
+
+        print("", compare_named([given.against], lambda: of.recording), sep="\n")
+
+
+def ddp_diff(commands: Commands, line: str) -> None:
+    """Show what changed between two training runs.
+
+    A and B are numbers of cells (6), saved recordings (run.npz), or folders of DDP_NOTEBOOK_RECORD. Without B, A is
+    compared with the last training run, and without both the last two are."""
+    from ddp_notebook.observe.compare.named import compare_named
+
+    given = diff_line().parse_line(line)
+    found = compare_named(
+        [name for name in (given.a, given.b) if name is not None], lambda: commands().recorded().recording
+    )
+    print(found)
+    if given.html is not None:
+        from ddp_notebook.records.names import printable
+
+        print(f"\nwritten to {printable(str(found.save_html(given.html)))}")
 
 
 def ddp_trace(commands: Commands, line: str) -> None:
@@ -84,6 +120,7 @@ FEATURE = NotebookFeature(
     magics={
         "ddp_record": FeatureMagic(record_line, ddp_record, OF_SESSION["record"], "recording"),
         "ddp_report": FeatureMagic(report_line, ddp_report, OF_SESSION["report"], "recording"),
+        "ddp_diff": FeatureMagic(diff_line, ddp_diff, OF_RECORDING["compare"], "recording"),
         "ddp_trace": FeatureMagic(trace_line, ddp_trace, OF_SESSION["trace"], "recording"),
     },
     session=_session,

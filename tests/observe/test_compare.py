@@ -1,0 +1,336 @@
+"""Comparison of two training runs, on simulated recordings whose differences are known."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddp_notebook.__main__ import main
+from ddp_notebook.errors import UsageError
+from ddp_notebook.observe.compare.comparison import Comparison, compare
+from ddp_notebook.observe.compare.named import compare_named, named
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.records.schema import SIDES
+from ddp_notebook.widgets import simulate as simulate_ranks
+from tests.observe.synthetic import Synthetic, simulate
+
+
+def recorded(run: Synthetic) -> Recording:
+    recording = Recording(run.world_size)
+    for batch in run.batches():
+        recording.feed(batch)
+    return recording
+
+
+def compared(first: dict[str, Any], second: dict[str, Any]) -> Comparison:
+    return compare(recorded(simulate(**first)), recorded(simulate(**second)))
+
+
+def found(comparison: Comparison) -> list[tuple[str, int, int]]:
+    """Return the parts that changed: part, rank and change in ms."""
+    return [(one.part, one.rank, round(one.change_ns / 1e6)) for one in comparison.time.found]
+
+
+# ---- time
+
+
+def test_a_slow_phase_of_one_rank_is_the_cause():
+    for phase, words in {
+        "forward": "the forward of rank 2 takes 40.0 ms instead of 10.0 ms",
+        "backward": "the backward of rank 2 takes 50.0 ms instead of 20.0 ms",
+        "input": "the input of rank 2 takes 31.0 ms instead of 1.00 ms",
+        "optimizer": "the optimizer of rank 2 takes 32.0 ms instead of 2.00 ms",
+        "between": "the time between the phases of rank 2 is 30.5 ms instead of 500 µs",
+    }.items():
+        changed = compared({}, {"slow": 2, "phase": phase, "extra_ms": 30})
+        assert changed.time.cause == words
+        assert round(changed.time.explained_ns / 1e6) == round(changed.time.change_ns / 1e6) == 30
+        part = "rest" if phase == "between" else phase
+        assert sorted(found(changed)) == sorted([(part, 2, 30), *(("waiting", rank, 30) for rank in (0, 1, 3))])
+
+
+def test_a_faster_run_has_the_cause_in_the_slower_one():
+    changed = compared({"slow": 1, "phase": "forward", "extra_ms": 20}, {})
+    assert changed.time.sentence == (
+        "20.0 ms faster per step (54.5 ms -> 34.5 ms per step, -37 %), because the forward of rank 1 takes 10.0 ms "
+        "instead of 30.0 ms"
+    )
+
+
+def test_a_change_of_all_ranks_names_them_together():
+    changed = compared({}, {"forward_ms": 20.0})
+    assert changed.time.cause == "the forward of all ranks takes 20.0 ms instead of 10.0 ms"
+    assert changed.table()[1] == ["forward", "0-3", "10.0", "20.0", "+10.0", changed.table()[1][5]]
+    slower = compared({}, {"transfer_ms": 8.0, "buckets": 4})
+    assert "communication that no computation overlaps takes 17.0 ms instead of 1.00 ms" in slower.time.sentence
+
+
+def test_the_part_of_a_hidden_rank_is_listed():
+    """Rank 1 is slower than before, but rank 2 still determines the step."""
+    base = recorded(simulate(slow=2, phase="forward", extra_ms=30))
+    run = simulate(slow=2, phase="forward", extra_ms=30)
+    for row in run._rows["span"]:  # the forward of rank 1 takes 15 ms of its wait
+        if row["rank"] == 1 and row["kind"] in (1, 2):
+            row["end_ns" if row["kind"] == 1 else "start_ns"] += 15_000_000
+    for row in run._rows["call"]:
+        if row["rank"] == 1:
+            row["issue_ns"] += 15_000_000
+    run._tables.clear()
+    changed = compare(base, recorded(run))
+    assert not changed.time.is_found
+    assert found(changed) == [("forward", 1, 15), ("waiting", 1, -15)]
+
+
+def test_equal_runs_have_no_finding():
+    for seed in range(5):
+        both = ({"noise_ms": 3, "seed": number, "world_size": 2} for number in (seed, 100 + seed))
+        changed = compared(*both)
+        assert not changed.is_found, changed
+        assert changed.time.sentence.startswith("no change of the step time: ")
+
+
+def test_a_change_below_the_noise_of_a_restless_run_is_no_finding():
+    quiet = compared({}, {"forward_ms": 13.0})
+    assert quiet.time.is_found
+    restless = compared({"noise_ms": 20, "seed": 1}, {"noise_ms": 20, "seed": 2, "forward_ms": 13.0})
+    assert not restless.time.is_found and restless.time.noise_ns > 3 * quiet.time.noise_ns
+
+
+def test_few_steps_are_no_evidence():
+    changed = compared({"steps": 5}, {"steps": 20, "forward_ms": 50.0})
+    assert not changed.is_found and not changed.exceeds(0.1)
+    assert changed.time.sentence.endswith("too few steps to tell a change from noise")
+    assert (
+        "A has 3 steps after the first 2: times are compared from 8 on in the mean, so record at least 20 steps."
+        in (str(changed).splitlines())
+    )
+    assert changed.to_json()["time"]["noise_ns"] is None
+
+
+# ---- collectives and settings
+
+
+def test_more_calls_and_bytes_are_found_by_line():
+    first, second = simulate(is_ddp=False), simulate(is_ddp=False)
+    for row in [row for row in second._rows["call"] if row["step"] >= 2]:
+        second.call(
+            row["rank"], "all_gather", row["end_ns"], row["end_ns"], nbytes=2000, site="cell line 9", step=row["step"]
+        )
+    changed = compare(recorded(first), recorded(second))
+    assert [str(one) for one in changed.calls] == [
+        "all_gather at cell line 9: 1 call instead of 0 of a rank in a step",
+        "all_gather at cell line 9: 2.0 kB instead of 0 B of a rank in a step",
+    ]
+    larger = compared({"is_ddp": False}, {"is_ddp": False, "bucket_nbytes": 2 << 20})
+    assert [str(one) for one in larger.calls] == [
+        "all_reduce at cell line 7: 8.4 MB instead of 4.2 MB of a rank in a step"
+    ]
+
+
+def test_slower_transfers_of_the_same_size_are_found():
+    changed = compared({"is_ddp": False}, {"is_ddp": False, "transfer_ms": 2.0})
+    assert [str(one) for one in changed.calls] == ["all_reduce: 4.2 MB takes 8.00 ms instead of 4.00 ms"]
+
+
+def test_moved_lines_are_no_finding():
+    first, second = simulate(is_ddp=False), simulate(is_ddp=False)
+    for row in second._rows["call"]:
+        row["site"] = second._texts.setdefault("cell line 8", len(second._texts))
+    second._tables.clear()
+    assert not compare(recorded(first), recorded(second)).is_found
+
+
+def test_settings_are_listed():
+    changed = compared({}, {"samples": 64, "buckets": 2, "world_size": 2})
+    assert [str(one) for one in changed.settings] == [
+        "ranks: 2 instead of 4",
+        "samples of a rank in a step: 64 instead of 32",
+        "gradients in a step: 2.1 MB instead of 4.2 MB",
+        "gradient buckets in a step: 2 instead of 4",
+    ]
+
+
+# ---- numbers
+
+
+def with_values(changes: dict[tuple[int, int, str], float] | None = None, *, skips: range = range(0)) -> Recording:
+    """Return a run of two ranks with a loss, a duration, and the contents of its blocking all-reduce.
+
+    Args:
+        changes: added to the value of a rank, a step, and "input", "output" or "loss".
+        skips: steps without tensor values.
+    """
+    changes = changes or {}
+    run = simulate(world_size=2, is_ddp=False)
+    for row in list(run._rows["call"]):
+        rank, step = row["rank"], row["step"]
+        for side in ("input", "output") if step not in skips else ():
+            value = 1.0 + step + changes.get((rank, step, side), 0.0)
+            first = np.array([0.5, value], "<f4").tobytes().ljust(128, b"\0")
+            run.add(
+                "value",
+                rank=rank,
+                call=row["call"],
+                side=SIDES.index(side),
+                dtype="float32",
+                name="",
+                numel=2,
+                looked_at=2,
+                low=0.5,
+                high=value,
+                mean=(0.5 + value) / 2,
+                nans=0,
+                infs=0,
+                first_count=2,
+                first=np.void(first),
+            )
+        for name, value in {"loss": 1 / (1 + step), "seconds": float(np.random.default_rng().random())}.items():
+            value += changes.get((rank, step, name), 0.0)
+            run.add("metric", rank=rank, name=name, cell=1, step=step, value=value, time_ns=row["end_ns"])
+    return recorded(run)
+
+
+def test_equal_numbers_are_no_finding_and_a_logged_time_neither():
+    numbers = compare(with_values(), with_values()).numbers
+    assert not numbers.is_found and (numbers.tensors, numbers.metrics) == (80, 80)
+    assert numbers.sentence == "All compared numbers are equal: 80 tensors and 80 metric values"
+    assert [one.name for one in numbers.apart] == ["seconds"]
+
+
+def test_the_first_differing_tensor_is_named_by_rank():
+    changes = {(1, step, "input"): 1e-3 * (step - 6) for step in range(7, 20)}
+    changes |= {(rank, step, "output"): 1.0 for rank in (0, 1) for step in range(7, 20)}
+    numbers = compare(with_values(), with_values(changes)).numbers
+    first = numbers.first
+    assert first is not None and (first.kind, first.step, first.ranks, first.clean_step) == ("input", 7, (1,), 6)
+    assert str(first) == (
+        "the input of all_reduce (cell line 7) differs from step 7 on, on rank 1 of 2: 8 and 8.0010004 (element 1) on "
+        "rank 1, 0.01 % apart; in step 19 0.06 %"
+    )
+
+
+def test_only_the_reduction_may_differ():
+    numbers = compare(with_values(), with_values({(rank, 5, "output"): 0.25 for rank in (0, 1)})).numbers
+    assert numbers.first is not None and numbers.first.only_result
+    assert "its inputs are equal on all compared ranks, so only the reduction differs" in numbers.sentence
+
+
+def test_an_interval_is_given_where_values_were_left_out():
+    changes = {(0, step, "input"): 0.5 for step in range(9, 20)}
+    numbers = compare(with_values(skips=range(6, 12)), with_values(changes)).numbers
+    assert numbers.first is not None and (numbers.first.clean_step, numbers.first.step) == (5, 12)
+    assert "differs first between steps 5 and 12, on rank 0 of 2" in numbers.sentence
+    assert numbers.sentence.endswith("Values of more steps: %ddp_record all")
+
+
+def test_a_nan_and_a_differing_loss():
+    numbers = compare(with_values(), with_values({(1, 4, "loss"): float("nan")})).numbers
+    assert numbers.first is not None and numbers.first.name == "loss" and numbers.first.share == np.inf
+    assert json.dumps(compare(with_values(), with_values({(1, 4, "loss"): float("nan")})).to_json(), allow_nan=False)
+
+
+def test_nothing_recorded_is_told():
+    numbers = compared({}, {}).numbers
+    assert not numbers.is_found and numbers.sentence.startswith("No number was compared: no metric and no value of a")
+
+
+# ---- names, files and the shell command
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    recorded(simulate(steps=30)).save(folder / "a.npz")
+    recorded(simulate(steps=30, slow=1, phase="forward", extra_ms=10)).save(folder / "b.npz")
+    return folder
+
+
+def test_the_shell_command_fails_above_a_threshold(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    a, b, page, data = (
+        str(path) for path in (files / "a.npz", files / "b.npz", tmp_path / "d.html", tmp_path / "d.json")
+    )
+    assert main(["diff", a, b, "--fail-above", "10%", "--json", data, "--html", page]) == 1
+    shown = capsys.readouterr()
+    assert (
+        "Time: 10.0 ms slower per step (34.5 ms -> 44.5 ms per step, +29 %), because the forward of rank 1" in shown.out
+    )
+    assert shown.err == "\nB is 29 % slower than A, more than 10 %\n"
+    assert json.loads(Path(data).read_text())["time"]["is_found"]
+    assert "the forward of rank 1 takes 20.0 ms" in Path(page).read_text()
+    assert main(["diff", a, b, "--fail-above", "30"]) == 0
+    assert main(["diff", b, a, "--fail-above", "0%"]) == 0
+    assert main(["diff", a, a, "--fail-above", "0%"]) == 0
+
+
+def test_bad_input_of_the_shell_command(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    a = str(files / "a.npz")
+    (tmp_path / "text.npz").write_text("no recording")
+    for words in (
+        ["diff"],
+        ["diff", a],
+        ["diff", a, str(files / "no.npz")],
+        ["diff", a, str(tmp_path / "text.npz")],
+        ["diff", a, str(tmp_path)],
+        ["diff", a, "6"],
+        ["diff", a, a, "--fail-above", "much"],
+        ["diff", a, a, "--json", str(tmp_path / "no" / "d.json")],
+        ["diff", a, a, "--other"],
+    ):
+        assert main(words) == 2, words
+        assert capsys.readouterr().err, words
+    assert main(["diff", "--help"]) == 0
+
+
+def test_runs_are_named_by_their_cell(files: Path):
+    recording = simulate_ranks(world_size=2, steps=40)
+    recording.prompts.update({1: "In [6]", 2: "In [8]"})
+
+    def now() -> Recording:
+        return recording
+
+    assert compare_named([], now).labels == compare_named(["6", "8"], now).labels == ("In [6]", "In [8]")
+    assert compare_named(["8"], now).labels == ("In [8]", "In [6]")
+    path = str(recording.save(files / "two.npz"))
+    assert compare_named([f"{path}:6", "8"], now).labels == ("two.npz, In [6]", "In [8]")
+    assert compare_named([str(files / "a.npz")], now).labels == ("a.npz", "In [8]")
+    with pytest.raises(UsageError, match=r"In \[7\] of the recording has no optimizer step; cells with steps: 1 \(In"):
+        named("7", now)
+    with pytest.raises(UsageError, match="a comparison needs two training runs, but the recording has 1 cell with"):
+        compare_named([], lambda: recorded(simulate()))
+    assert recording.compare(path, cell=1, other_cell=1).labels == ("In [6]", "two.npz, In [6]")
+
+
+def test_texts_of_the_user_are_escaped(tmp_path: Path):
+    run = simulate(world_size=2, is_ddp=False)
+    other = simulate(world_size=2, is_ddp=False)
+    for rank in (0, 1):
+        for step in range(20):
+            run.add(
+                "metric", rank=rank, name="<img src=x onerror=alert(1)>", cell=1, step=step, value=0.0, time_ns=step
+            )
+            other.add(
+                "metric", rank=rank, name="<img src=x onerror=alert(1)>", cell=1, step=step, value=1.0, time_ns=step
+            )
+    first, second = recorded(run), recorded(other)
+    first.prompts[1] = "<script>\x1b[2J"
+    changed = compare(first, second)
+    assert changed.numbers.is_found and "\x1b" not in str(changed)
+    text = changed.save_html(tmp_path / "d.html").read_text()
+    assert "<img" not in text and "<script" not in text and "&lt;script&gt;" in text
+
+
+@pytest.mark.alone
+@pytest.mark.long
+def test_two_recordings_of_64_ranks_and_1000_steps_take_2_s():
+    first, second = (simulate_ranks(world_size=64, steps=1000, seed=seed) for seed in (0, 1))
+    taken = []
+    for _ in range(3):
+        before = time.process_time()
+        compare(first, second)
+        taken.append(time.process_time() - before)
+    assert min(taken) < 2.0
