@@ -160,7 +160,7 @@ _INNER = {
         ("%ddp_status", "groups/rank_states.py", "status"),
         ("%ddp_report", "ddp_notebook/session.py", "report"),
         ("%ddp_diff", "compare/named.py", "compare_named"),
-        ("session.recording.compare()", "compare/named.py", "compare_with"),
+        ("session.recording.compare()", "compare/comparison.py", "compare_with"),
         ("%ddp_monitor", "ddp_notebook/session.py", "monitor"),
         ("%ddp_resize 3", "resize/resizing.py", "_inspect"),
         ("session.client", "launch/client.py", "get"),

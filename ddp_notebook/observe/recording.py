@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from ddp_notebook.observe.forecast.forecast import Forecast
     from ddp_notebook.observe.compare.comparison import Comparison
+    from ddp_notebook.observe.forecast.forecast import Forecast
     from ddp_notebook.observe.remote import AutogradContext, Reference, RemoteCall
     from ddp_notebook.observe.report.report import Report
     from ddp_notebook.observe.steps.run import TrainingRun
@@ -246,7 +246,7 @@ class Recording(RecordedTables):
 
     def compare(
         self,
-        other: Recording | str | os.PathLike[str] | None = None,
+        other: Recording | None = None,
         cell: int | None = None,
         other_cell: int | None = None,
     ) -> Comparison:
@@ -256,23 +256,22 @@ class Recording(RecordedTables):
         within each of the two runs.
 
         Args:
-            other: another recording, or the path of one; None: this recording.
+            other: another recording, such as `ddp_notebook.load("run.npz")`; None: this recording.
             cell: number of the cell in this recording; None: the last one with steps, or the one before it if `other`
                 is None.
             other_cell: number of the cell in the other recording; None: the last one with steps.
 
         Raises:
             UsageError: there is no such training run.
-            RecordingError: the path is not a recording.
 
         Example:
             >>> from ddp_notebook.widgets import simulate
             >>> print(simulate(world_size=4).compare().time.cause)
             the forward of rank 2 takes 18.0 ms instead of 10.0 ms
         """
-        from ddp_notebook.observe.compare import named
+        from ddp_notebook.observe.compare import comparison
 
-        return named.compare_with(self, other, cell, other_cell)
+        return comparison.compare_with(self, other, cell, other_cell)
 
     def calls(self, cell: int | None = None, since: int = 0) -> list[RemoteCall]:
         """Return RPC calls to other ranks and fetches of remote references, in the order of their start.

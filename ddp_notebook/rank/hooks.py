@@ -42,6 +42,7 @@ FEATURES = {
     "rpc": "ddp_notebook.rank.rpc.feature",
     "files": "ddp_notebook.rank.files",
     "resize": "ddp_notebook.rank.resize.feature",
+    "twice": "ddp_notebook.rank.twice.feature",
     "survive": "ddp_notebook.rank.survive.feature",
     "torch_errors": "ddp_notebook.rank.torch_errors.catalogue",
 }

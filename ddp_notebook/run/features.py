@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from IPython.core.magic import line_magic
+from IPython.core.magic import cell_magic, line_magic
 
 from ddp_notebook.line_parser import LineParser, line_of
 from ddp_notebook.records import switches
@@ -32,6 +32,7 @@ FEATURES = {
     "resize": "ddp_notebook.run.resize.feature",
     "survive": "ddp_notebook.run.survive.feature",
     "faults": "ddp_notebook.run.faults.feature",
+    "twice": "ddp_notebook.run.twice.feature",
     "sharding": "ddp_notebook.run.sharding.feature",
     "files": "ddp_notebook.run.files.feature",
     "keep": "ddp_notebook.run.kept.feature",
@@ -43,21 +44,23 @@ Commands = Callable[[], Any]  # imports and returns the module `session_commands
 
 @dataclass(frozen=True, slots=True)
 class FeatureMagic:
-    """A line magic of a feature. The docstring of `run` is its help.
+    """A magic of a feature. The docstring of `run` is its help.
 
     Args:
         line: returns the declaration of its line; all calls return the same object.
-        run: called with a function that returns `session_commands`, and with the line.
+        run: called with a function that returns `session_commands`, with the line, and with the cell of a cell magic.
         interrupted: the message after an interrupt.
         section: its section in `%ddp_help`.
         after: the magic before it in that section; "": it is appended to its section.
+        is_cell: it is a cell magic, written above a cell.
     """
 
     line: Callable[[], LineParser]
-    run: Callable[[Commands, str], None]
+    run: Callable[..., None]
     interrupted: str
     section: str
     after: str = ""
+    is_cell: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class NotebookFeature:
     """Declaration of a feature in the notebook.
 
     Args:
-        magics: line magics by name.
+        magics: magics by name.
         session: imports and returns the `SessionFeature` subclass of the feature; None: it has none.
     """
 
@@ -89,7 +92,8 @@ def add_magics(commands: Commands) -> Callable[[T], T]:
     def decorate(magics: T) -> T:
         for feature in load().values():
             for name, magic in feature.magics.items():
-                run: Any = line_magic(line_of(magic.line)(_with_commands(magic.run, commands)))
+                declare = cell_magic if magic.is_cell else line_magic
+                run: Any = declare(line_of(magic.line)(_with_commands(magic.run, commands)))
                 run.section, run.after = magic.section, magic.after  # `magic_help` reads these
                 setattr(magics, name, tells_interrupt(magic.interrupted)(run))
         return magics
@@ -97,9 +101,9 @@ def add_magics(commands: Commands) -> Callable[[T], T]:
     return decorate
 
 
-def _with_commands(run: Callable[[Commands, str], None], commands: Commands) -> Callable[[Any, str], None]:
+def _with_commands(run: Callable[..., None], commands: Commands) -> Callable[..., None]:
     @functools.wraps(run)
-    def magic(_: Any, line: str) -> None:
-        run(commands, line)
+    def magic(_: Any, line: str, *cell: str) -> None:
+        run(commands, line, *cell)
 
     return magic

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ddp_notebook.__main__ import main
+from ddp_notebook import load
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.compare.comparison import Comparison, compare
 from ddp_notebook.observe.compare.named import compare_named, named
@@ -94,7 +95,7 @@ def test_equal_runs_have_no_finding():
         assert changed.time.sentence.startswith("no change of the step time: ")
 
 
-def test_a_change_below_the_noise_of_a_restless_run_is_no_finding():
+def test_a_change_below_the_noise_is_no_finding():
     quiet = compared({}, {"forward_ms": 13.0})
     assert quiet.time.is_found
     restless = compared({"noise_ms": 20, "seed": 1}, {"noise_ms": 20, "seed": 2, "forward_ms": 13.0})
@@ -302,7 +303,7 @@ def test_runs_are_named_by_their_cell(files: Path):
         named("7", now)
     with pytest.raises(UsageError, match="a comparison needs two training runs, but the recording has 1 cell with"):
         compare_named([], lambda: recorded(simulate()))
-    assert recording.compare(path, cell=1, other_cell=1).labels == ("In [6]", "two.npz, In [6]")
+    assert recording.compare(load(path), cell=1, other_cell=1).labels == ("In [6]", "the other recording, In [6]")
 
 
 def test_texts_of_the_user_are_escaped(tmp_path: Path):

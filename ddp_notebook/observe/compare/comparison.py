@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.compare.calls import CallChange, calls
 from ddp_notebook.observe.compare.numbers import NumberChange, Numbers, numbers
 from ddp_notebook.observe.compare.settings import MemoryChange, Setting, memory, settings
-from ddp_notebook.observe.compare.sides import FEWEST_STEPS, Side, side
+from ddp_notebook.observe.compare.sides import FEWEST_STEPS, Side, cells_with_steps, side
 from ddp_notebook.observe.compare.times import PARTS, PartChange, TimeChange, times
 from ddp_notebook.observe.steps.run import TrainingRun
 from ddp_notebook.observe.views import WARM_UP
@@ -207,6 +208,20 @@ instead of 10.0 ms
         numbers=numbers(first, second),
         notes=(*_thin(first, "A"), *_thin(second, "B"), *_lost(a, b)),
     )
+
+
+def compare_with(
+    recording: RecordedTables, other: RecordedTables | None, cell: int | None, other_cell: int | None
+) -> Comparison:
+    """Compare a run of a recording with one of another. See `Recording.compare`."""
+    if other is not None:
+        return compare(recording, other, (cell, other_cell), ("", "" if other is recording else "the other recording"))
+    cells = cells_with_steps(recording)
+    other_cell = cells[-1] if other_cell is None and cells else other_cell
+    earlier = [one for one in cells if other_cell is None or one < other_cell]
+    if cell is None and not earlier:
+        raise UsageError("compare() needs two training runs, but the recording has no earlier one: pass other=")
+    return compare(recording, recording, (earlier[-1] if cell is None else cell, other_cell))
 
 
 def _thin(one: Side, name: str) -> tuple[str, ...]:

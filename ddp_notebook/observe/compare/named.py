@@ -47,22 +47,6 @@ def compare_named(names: list[str], recorded: Callable[[], Recording]) -> Compar
     return compare(a, b, (cell, other_cell), (source, other_source))
 
 
-def compare_with(
-    recording: Recording, other: Recording | str | os.PathLike[str] | None, cell: int | None, other_cell: int | None
-) -> Comparison:
-    """Compare a run of a recording with one of another. See `Recording.compare`."""
-    if other is None:
-        cells = cells_with_steps(recording)
-        other_cell = cells[-1] if other_cell is None and cells else other_cell
-        earlier = [one for one in cells if other_cell is None or one < other_cell]
-        if cell is None and not earlier:
-            raise UsageError("compare() needs two training runs, but the recording has no earlier one: pass other=")
-        return compare(recording, recording, (earlier[-1] if cell is None else cell, other_cell))
-    if isinstance(other, Recording):
-        return compare(recording, other, (cell, other_cell), ("", "" if other is recording else "the other recording"))
-    return compare(recording, load(other), (cell, other_cell), ("", Path(other).name))
-
-
 def named(name: str, recorded: Callable[[], Recording]) -> Named:
     """Return the recording and the cell of a name.
 

@@ -80,7 +80,7 @@ NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks
         *("ddp_sync", "ddp_fetch", "ddp_attach", "ddp_jobs", "ddp_wait", "ddp_cancel", "ddp_resize", "ddp_fault"),
         *("ddp_memory", "ddp_peek", "ddp_diff", "ddp_torchrun", "ddp_help"),
     ),
-    "cell": ("on_all_ranks", "on_ranks", "local"),
+    "cell": ("on_all_ranks", "on_ranks", "local", "ddp_twice"),
 }
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 TOLD = "_ddp_told"  # name that internal cells set, see `Session._ask`

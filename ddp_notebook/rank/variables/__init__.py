@@ -5,6 +5,7 @@ between     tasks between two steps of a running cell
 summary     small summaries, to compare ranks
 comparison  entries of variables that are compared: `model.fc.weight`; tensors that may differ between ranks by design
 copying     copies variables to a replaced rank
+snapshot    a copy of all variables that is restored in place
 samplers    adapts data samplers to the current number of ranks
 owners      modules that hold a parameter
 handover    broadcasts variables from one rank to others

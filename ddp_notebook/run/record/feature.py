@@ -27,9 +27,7 @@ def record_line() -> LineParser:
 def report_line() -> LineParser:
     parser = LineParser("%ddp_report", "%ddp_report", "%ddp_report --against run.npz")
     parser.add_argument("--baseline", action="store_true", help="first run some steps on rank 0 alone, and compare")
-    parser.add_argument(
-        "--against", metavar="RUN", help="also compare with a cell (6) or recording (run.npz), see %%ddp_diff"
-    )
+    parser.add_argument("--against", metavar="RUN", help="also compare with a cell or a recording")
     return parser
 
 
