@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_notebook.__main__ import main
 from ddp_notebook import load
+from ddp_notebook.__main__ import main
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.compare.comparison import Comparison, compare
 from ddp_notebook.observe.compare.named import compare_named, named

@@ -41,7 +41,7 @@ class Buckets:
             if not model._has_rebuilt_buckets and model.reducer._rebuild_buckets():
                 model._has_rebuilt_buckets = True
             if model._has_rebuilt_buckets and not self._known[number]:
-                self._known[number] = _read(model)
+                self._known[number] = read_layout(model)
 
     @property
     def known(self) -> list[Layout]:
@@ -59,7 +59,8 @@ class Buckets:
 _USUAL_RATE = 100  # torch: after the tenth step of a reducer, a logger reads its buckets once in this many steps
 
 
-def _read(model: DistributedDataParallel) -> Layout:
+def read_layout(model: DistributedDataParallel) -> Layout:
+    """Return the buckets of a model that torch has rebuilt."""
     logger = dist.Logger(model.reducer)  # type: ignore[attr-defined]  # the model's own logger gets them a step later
     with quiet():
         model.reducer._set_ddp_runtime_logging_sample_rate(1)

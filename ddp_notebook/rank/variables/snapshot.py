@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import dataloader
 
 from ddp_notebook.rank.group.connections.models import make_reducer_anew
+from ddp_notebook.rank.survive.tracked import read_layout
 from ddp_notebook.records import logs
 from ddp_notebook.stdlib import contextlib, functools, socket, threading
 
@@ -74,7 +75,7 @@ class Snapshot:
         self._found: list[Any] = []  # objects with contents to restore
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._put_back: list[Action] = []
-        self._models: list[tuple[DistributedDataParallel, bool]] = []
+        self._models: list[tuple[DistributedDataParallel, list[list[int]]]] = []  # with their rebuilt buckets
         self._walk()
 
     # ---- finding the state
@@ -185,7 +186,7 @@ class Snapshot:
         for value in self._found:
             put_back += _keeping(value)
             if isinstance(value, DistributedDataParallel) and getattr(value, "reducer", None) is not None:
-                self._models.append((value, bool(value._has_rebuilt_buckets)))
+                self._models.append((value, read_layout(value) if value._has_rebuilt_buckets else []))
         for storage in self._storages.values():
             put_back.append(functools.partial(_fill, storage, storage.cpu().clone()))
         put_back += _keeping_random_state()
@@ -199,14 +200,16 @@ class Snapshot:
             resets_models: DDP models may be within a backward, so they need new reducers.
         """
         # A reducer orders its buckets after its first backward, and the order is part of the result of a sum.
-        rebuilt = [
-            model for model, was_rebuilt in self._models if resets_models or model._has_rebuilt_buckets != was_rebuilt
+        others = [
+            (model, layout)
+            for model, layout in self._models
+            if resets_models or model._has_rebuilt_buckets != bool(layout)
         ]
         with torch.no_grad():
             for put_back in self._put_back:
                 put_back()
-        for model in rebuilt:
-            make_reducer_anew(model)
+        for model, layout in others:
+            make_reducer_anew(model, layout)
 
     def _bind(self, names: Mapping[str, Any]) -> None:
         for name in self._names():

@@ -1,0 +1,156 @@
+"""`%%ddp_twice`: a cell runs twice from the same state, and leaves the state of one run."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from ddp_notebook.errors import RankError, UsageError
+from ddp_notebook.run.twice.twice import TwiceResult, _check, run_twice
+
+STATE = """
+import hashlib, os, random
+import numpy as np
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.manual_seed(rank)
+body = nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30), nn.Dropout(0.2), nn.Linear(30, 20))
+body[3].weight = nn.Parameter(body[0].weight.detach().clone().T.contiguous().T.clone().T.contiguous())
+model = DDP(body, bucket_cap_mb=0.001)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+history, view, generator = [], body[0].weight.data[:2], torch.Generator().manual_seed(rank)
+array = np.zeros(3)
+
+def bits(value):
+    if isinstance(value, torch.Tensor):
+        return value.detach().contiguous().view(torch.uint8).numpy().tobytes() if value.dim() else value.item()
+    if isinstance(value, dict):
+        return [(str(key), bits(one)) for key, one in value.items()]
+    return [bits(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+def state():
+    gradients = [p.grad for p in model.parameters()]
+    own = [model.state_dict(), optimizer.state_dict(), scheduler.state_dict(), history, gradients, view]
+    numbers = [torch.get_rng_state(), random.getstate(), generator.get_state(), array.tobytes()]
+    return hashlib.sha1(repr(bits([own, numbers])).encode()).hexdigest()
+"""
+TRAIN = """
+for step in range(6):
+    x = torch.randn(16, 20, generator=generator) {noise}
+    random.random(); array += 1
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    {before}
+    optimizer.step(); scheduler.step(); history.append(loss.item())
+"""
+PLAIN = TRAIN.format(noise="", before="")
+
+
+def states(session) -> list[str]:
+    return [text for _, text in sorted(session.peek("state()").items())]
+
+
+def test_a_deterministic_cell_leaves_what_one_run_leaves(session):
+    session.run(STATE, quiet=True)
+    session.run(PLAIN, quiet=True)
+    once = states(session)
+    session.run(STATE, quiet=True)
+    session.run("random.seed(0)", quiet=True)
+    before = states(session)
+    found = run_twice(session, PLAIN)
+    assert found.is_deterministic and found.steps == 6
+    assert found.counts == {"batch": 12, "local gradient": 72, "gradient": 72, "parameter": 72}
+    after = states(session)
+    session.run(STATE, quiet=True)
+    session.run("random.seed(0)", quiet=True)
+    assert states(session) == before
+    session.run(PLAIN, quiet=True)
+    assert states(session) == after != once
+    shares = "view.data_ptr() == body[0].weight.data_ptr() and set(optimizer.state) == set(model.parameters())"
+    assert set(session.peek(shares).values()) == {"True"}
+
+
+def test_the_first_differing_tensor_is_named(session):
+    session.run(STATE, quiet=True)
+    noise = "+ int.from_bytes(os.urandom(2), 'little') * (rank == 1 and step == 2)"
+    batch = run_twice(session, TRAIN.format(noise=noise, before=""))
+    assert batch.first is not None and batch.first[:2] == (2, "batch") and batch.first[3] == (1,)
+    hook = "handle = body[0].bias.register_hook(lambda g: g + int.from_bytes(os.urandom(2), 'little') * (rank == 0))"
+    local = run_twice(session, f"{hook}\n{PLAIN}\nhandle.remove()")
+    assert local.first is not None and local.first[:2] in ((0, "local gradient"), (0, "gradient"))
+    before = "body[0].bias.grad.add_(int.from_bytes(os.urandom(2), 'little') * (step == 3))"
+    average = run_twice(session, TRAIN.format(noise="", before=before))
+    assert average.first is not None and average.first[:3] == (3, "gradient", "module.0.bias")
+    assert "so only the average differs" in str(average)
+    assert "Files were not restored: what the cell writes to files, it has written twice." in str(average)
+
+
+def test_a_failed_cell_leaves_the_state_before(session):
+    session.run(STATE, quiet=True)
+    session.run(PLAIN, quiet=True)
+    before = states(session)
+    with pytest.raises(RankError, match="ZeroDivisionError"):
+        run_twice(session, TRAIN.format(noise="", before="1 / (step < 3 or rank == 0)"))
+    assert states(session) == before
+    assert run_twice(session, PLAIN).is_deterministic
+
+
+def test_what_cannot_be_restored_is_refused_before_the_first_run(session):
+    session.run("numbers = (n for n in range(3)); file = open('/dev/null'); ran = []\ndef read(): return file.read()")
+    for code in ("ran.append(1); next(numbers)", "ran.append(1); read()"):
+        with pytest.raises(
+            UsageError, match=r"the cell cannot run twice from the same state: it reads (numbers|file) "
+        ):
+            run_twice(session, code)
+    assert set(session.peek("ran").values()) == {"[]"}
+    found = run_twice(session, "ran.append(1)")
+    assert "Not restored, and not read by the cell: " in str(found) and "file (a TextIOWrapper)" in str(found)
+    assert set(session.peek("ran").values()) == {"[1]"}
+    session.run("del numbers, file, read")
+
+
+def test_copies_that_do_not_fit_are_refused():
+    class Placement:
+        names_of_machines: tuple[str, ...] = ()
+
+    facts = {rank: {"nbytes": 6 * 10**9, "free": 10**10, "refused": {}, "left": {}} for rank in (0, 1)}
+    with pytest.raises(UsageError, match=r"a copy of the variables of ranks 0,1 needs 12 GB, but only 10 GB of memory"):
+        _check(facts, Placement())
+    assert _check({0: facts[0]}, Placement()) == ()
+
+
+def test_a_cell_without_tensors_is_no_evidence():
+    nothing = TwiceResult(is_deterministic=True, steps=0, counts={}, first=None, notes=())
+    assert nothing.sentence == "No tensor was compared: the cell ran no model and no optimizer step"
+
+
+@pytest.mark.long
+def test_a_stop_at_a_random_moment_leaves_the_state_before(session):
+    session.run(STATE, quiet=True)
+    slow = TRAIN.format(noise="", before="import time; time.sleep(0.02)")
+    draw, stopped = random.Random(0), 0
+    for _ in range(50):
+        before = states(session)
+        is_over = threading.Event()
+        press = threading.Timer(draw.uniform(0.0, 0.6), lambda over=is_over: over.is_set() or session_interrupt())
+        press.start()
+        try:
+            run_twice(session, slow)
+            is_over.set()
+        except KeyboardInterrupt:
+            stopped += 1
+            assert states(session) == before
+        press.join()
+    assert stopped > 20
+
+
+def session_interrupt() -> None:
+    """Press the stop button."""
+    import signal
+
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
