@@ -83,6 +83,7 @@ _NOTEBOOK = {
     "resize": (["ddp_notebook.run.resize"], ["ddp_resize"]),
     "survive": (["ddp_notebook.run.survive", "ddp_notebook.launch.preemption"], []),
     "faults": (["ddp_notebook.run.faults"], ["ddp_fault"]),
+    "twice": (["ddp_notebook.run.twice"], ["ddp_twice"]),
     "sharding": (["ddp_notebook.run.sharding"], ["ddp_memory"]),
     "files": (["ddp_notebook.run.files"], ["ddp_sync", "ddp_fetch"]),
     "keep": (["ddp_notebook.run.kept", "ddp_notebook.launch.keep"], ["ddp_attach"]),

@@ -130,7 +130,7 @@ def test_magics_of_features_stand_in_their_sections():
     assert sections["session"][:4] == ["ddp_start", "ddp_attach", "ddp_torchrun", "ddp_status"]
     assert sections["session"][-5:] == ["ddp_heal", "ddp_resize", "ddp_fault", "ddp_check", "ddp_memory"]
     assert sections["recording"] == ["ddp_record", "ddp_report", "ddp_monitor", "ddp_diff", "ddp_trace", "ddp_forecast"]
-    assert sections["cells"][1:5] == ["on_ranks", "ddp_jobs", "ddp_wait", "ddp_cancel"]
+    assert sections["cells"][1:6] == ["on_ranks", "ddp_twice", "ddp_jobs", "ddp_wait", "ddp_cancel"]
 
 
 def test_overview_and_help_by_name():

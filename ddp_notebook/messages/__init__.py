@@ -13,6 +13,7 @@ script_abort      aborts the operation that a torchrun script waits in
 faults            injects a fault into a rank
 files             reads files of ranks
 resize_messages   changes the number of ranks
+twice_messages    runs a cell twice from the same state
 survive_messages  for a training loop that continues after the death of a rank
 record_options    recording options of a cell, and the path of its profile
 

@@ -22,6 +22,7 @@ group/         process groups: observe, compare, abort and reconnect their opera
 rpc/           calls between ranks, in cells that can run again
 sharding/      the rank's shards of distributed models
 torch_errors/  the catalogue of torch's errors, with cause and fix
+twice/         a cell that runs twice from the same state
 resize/        changes the number of ranks
 survive/       training that continues when a rank dies
 findings/      facts about training steps, for findings

@@ -9,6 +9,7 @@ files/            copy files from the notebook to hosts, and from ranks to the n
 lint/             checks of a cell's collectives before it is sent
 consistency/      compares variables across ranks
 faults/           injected faults
+twice/            a cell that runs twice from the same state
 resize/           more or fewer ranks
 survive/          cells that continue when a rank dies
 kept/             sessions that outlive their notebook

@@ -14,11 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.group.connections import models
-from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.survive.step_batches import Batches, is_source
 from ddp_notebook.stdlib import pickle
 from ddp_notebook.wire import bulk
@@ -41,7 +39,7 @@ class Buckets:
             if not model._has_rebuilt_buckets and model.reducer._rebuild_buckets():
                 model._has_rebuilt_buckets = True
             if model._has_rebuilt_buckets and not self._known[number]:
-                self._known[number] = read_layout(model)
+                self._known[number] = models.read_layout(model)
 
     @property
     def known(self) -> list[Layout]:
@@ -54,20 +52,6 @@ class Buckets:
         for model, layout in zip(self._models, layouts, strict=True):
             if layout:
                 models.make_reducer_anew(model, layout)
-
-
-_USUAL_RATE = 100  # torch: after the tenth step of a reducer, a logger reads its buckets once in this many steps
-
-
-def read_layout(model: DistributedDataParallel) -> Layout:
-    """Return the buckets of a model that torch has rebuilt."""
-    logger = dist.Logger(model.reducer)  # type: ignore[attr-defined]  # the model's own logger gets them a step later
-    with quiet():
-        model.reducer._set_ddp_runtime_logging_sample_rate(1)
-        logger.set_runtime_stats_and_log()
-        model.reducer._set_ddp_runtime_logging_sample_rate(_USUAL_RATE)
-    order = str(logger._get_ddp_logging_data().strs_map.get("rebuilt_per_bucket_param_indices", ""))
-    return [[int(number) for number in one.split()] for one in order.split(",") if one.strip()]
 
 
 class TrackedObjects:

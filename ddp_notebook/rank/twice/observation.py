@@ -118,5 +118,5 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def _checksum(tensor: torch.Tensor) -> str:
     local = getattr(tensor, "_local_tensor", tensor).detach()
-    octets = local.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    octets = local.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return hashlib.blake2b(octets, digest_size=8).hexdigest()

@@ -7,14 +7,11 @@ user's variables on. Modules of Python and classes of libraries are left out.
 
 from __future__ import annotations
 
-import io
-import logging
 import multiprocessing.process
 import random
 import subprocess
 import sys
 import types
-import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any
@@ -24,10 +21,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import dataloader
 
-from ddp_notebook.rank.group.connections.models import make_reducer_anew
-from ddp_notebook.rank.survive.tracked import read_layout
+from ddp_notebook.rank.group.connections.models import make_reducer_anew, read_layout
 from ddp_notebook.records import logs
-from ddp_notebook.stdlib import contextlib, functools, socket, threading
+from ddp_notebook.stdlib import contextlib, functools, io, logging, socket, threading, weakref
 
 _MOST_OBJECTS = 5_000_000
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size)
@@ -37,7 +33,8 @@ _OPEN = (  # objects whose position or process cannot be copied
     *(io.IOBase, socket.socket, subprocess.Popen, multiprocessing.process.BaseProcess, threading.Thread),
     *(types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, dataloader._MultiProcessingDataLoaderIter),
 )
-_ITERATORS: set[type] = {type(iter(one)) for one in ([], (), {}, set(), "", b"", range(0))}
+_EMPTY: tuple[Any, ...] = ([], (), {}, set(), "", b"", range(0))
+_ITERATORS: set[type] = {type(iter(one)) for one in _EMPTY}
 _ITERATORS |= {enumerate, zip, map, filter, reversed}
 _OF_DDP = ("reducer", "logger")  # a second reference would keep the hooks of an old reducer
 Action = Callable[[], object]

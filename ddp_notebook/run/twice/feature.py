@@ -16,14 +16,15 @@ def twice_line() -> LineParser:
 
 
 def ddp_twice(commands: Commands, line: str, cell: str) -> None:
-    """Run the cell twice on all ranks from the same state, and report if it is deterministic.
+    """Run the cell twice from the same state, and compare the two runs.
 
-    Variables, gradients and random state are restored before the second run, but no files. Afterwards the ranks have
+    The cell runs on all ranks, and the result says if it is deterministic. Variables, gradients and random state are restored before the second run, but no files. Afterwards the ranks have
     the state that one run leaves."""
     refuse_arguments("%%ddp_twice", line)
     from ddp_notebook.run.twice.twice import run_twice
 
-    print(run_twice(commands().of_session(), cell))
+    session = commands().of_session()
+    print(run_twice(session._parts, session.run, cell))
 
 
 FEATURE = NotebookFeature(

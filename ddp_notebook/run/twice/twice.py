@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.interrupt import uninterrupted
 
 if TYPE_CHECKING:
-    from ddp_notebook.session import Session
+    from ddp_notebook.run.session_parts import SessionParts
 
 _KINDS = ("batch", "local gradient", "gradient", "parameter")  # in the order of a step
 _RESERVE = 0.9  # share of the free memory that copies may take
@@ -65,16 +65,20 @@ def _plural(kind: str, count: int) -> str:
     return kind if count == 1 else "batches" if kind == "batch" else f"{kind}s"
 
 
-def run_twice(session: Session, code: str) -> TwiceResult:
+def run_twice(parts: SessionParts, run: Callable[..., object], code: str) -> TwiceResult:
     """Run a cell twice on all ranks from the same state. See `%%ddp_twice`.
 
     If a run fails or is stopped, the ranks get the state from before the cell.
+
+    Args:
+        parts: the core of the session.
+        run: `Session.run`.
+        code: the cell.
 
     Raises:
         UsageError: the state cannot be copied, or does not fit in memory. Nothing has run then.
         Exception: the error of the cell.
     """
-    parts = session._parts
     session._parts.hooks.need  # noqa: B018 - fails here if the session was stopped
     parts.liveness.check()
     ranks = list(parts.cluster.ranks)
@@ -90,9 +94,9 @@ def run_twice(session: Session, code: str) -> TwiceResult:
     is_over = False
     try:
         ask(lambda n: TakeSnapshot(request=n, code=code, copies=True))
-        session.run(code)
+        run(code)
         ask(lambda n: PutBack(request=n, restores=True, ends=False))
-        session.run(code, quiet=True)
+        run(code, quiet=True)
         is_over = True
     finally:
         with uninterrupted():

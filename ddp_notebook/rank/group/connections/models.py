@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.cell.current_line import OURS
 from ddp_notebook.rank.cell.exceptions import with_type
+from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.stdlib import contextlib, functools, gc, weakref
 
 
@@ -202,6 +203,20 @@ def make_reducer_anew(model: DistributedDataParallel, buckets: Sequence[list[int
         model.__setstate__(state)
     finally:
         dist._compute_bucket_assignment_by_size = assign  # type: ignore[attr-defined]
+
+
+_USUAL_RATE = 100  # torch: after the tenth step of a reducer, a logger reads its buckets once in this many steps
+
+
+def read_layout(model: DistributedDataParallel) -> list[list[int]]:
+    """Return the parameter numbers of each bucket, as torch has rebuilt them."""
+    logger = dist.Logger(model.reducer)  # type: ignore[attr-defined]  # the model's own logger gets them a step later
+    with quiet():
+        model.reducer._set_ddp_runtime_logging_sample_rate(1)
+        logger.set_runtime_stats_and_log()
+        model.reducer._set_ddp_runtime_logging_sample_rate(_USUAL_RATE)
+    order = str(logger._get_ddp_logging_data().strs_map.get("rebuilt_per_bucket_param_indices", ""))
+    return [[int(number) for number in one.split()] for one in order.split(",") if one.strip()]
 
 
 def _sharded_modules() -> list[FSDPModule]:
