@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 
 import pytest
 
 from ddp_notebook.errors import RankError, UsageError
-from ddp_notebook.run.twice.twice import TwiceResult, _check, run_twice
+from ddp_notebook.run.twice.twice import TwiceResult, _check
+from ddp_notebook.run.twice.twice import run_twice as run_in_session
 
 STATE = """
 import hashlib, os, random
@@ -49,6 +52,10 @@ for step in range(6):
     optimizer.step(); scheduler.step(); history.append(loss.item())
 """
 PLAIN = TRAIN.format(noise="", before="")
+
+
+def run_twice(session, code: str) -> TwiceResult:
+    return run_in_session(session._parts, session.run, code)
 
 
 def states(session) -> list[str]:
@@ -135,7 +142,7 @@ def test_a_stop_at_a_random_moment_leaves_the_state_before(session):
     for _ in range(50):
         before = states(session)
         is_over = threading.Event()
-        press = threading.Timer(draw.uniform(0.0, 0.6), lambda over=is_over: over.is_set() or session_interrupt())
+        press = threading.Timer(draw.uniform(0.0, 0.6), press_stop, [is_over])
         press.start()
         try:
             run_twice(session, slow)
@@ -147,8 +154,6 @@ def test_a_stop_at_a_random_moment_leaves_the_state_before(session):
     assert stopped > 20
 
 
-def session_interrupt() -> None:
-    """Press the stop button."""
-    import signal
-
-    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+def press_stop(is_over: threading.Event) -> None:
+    if not is_over.is_set():
+        os.kill(os.getpid(), signal.SIGINT)

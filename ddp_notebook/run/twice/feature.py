@@ -16,10 +16,10 @@ def twice_line() -> LineParser:
 
 
 def ddp_twice(commands: Commands, line: str, cell: str) -> None:
-    """Run the cell twice from the same state, and compare the two runs.
+    """Run the cell twice from the same state, and compare.
 
-    The cell runs on all ranks, and the result says if it is deterministic. Variables, gradients and random state are restored before the second run, but no files. Afterwards the ranks have
-    the state that one run leaves."""
+    The cell runs on all ranks, and the result says if it is deterministic. Variables, gradients and random state are
+    restored before the second run, but no files. Afterwards the ranks have the state that one run leaves."""
     refuse_arguments("%%ddp_twice", line)
     from ddp_notebook.run.twice.twice import run_twice
 

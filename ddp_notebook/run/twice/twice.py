@@ -79,7 +79,6 @@ def run_twice(parts: SessionParts, run: Callable[..., object], code: str) -> Twi
         UsageError: the state cannot be copied, or does not fit in memory. Nothing has run then.
         Exception: the error of the cell.
     """
-    session._parts.hooks.need  # noqa: B018 - fails here if the session was stopped
     parts.liveness.check()
     ranks = list(parts.cluster.ranks)
 
