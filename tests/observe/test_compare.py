@@ -215,6 +215,17 @@ def test_the_first_differing_tensor_is_named_by_rank():
     )
 
 
+def test_a_differing_input_comes_before_an_earlier_result():
+    """Rank 0 issues the collective first, with an equal input. Its result differs because of rank 1."""
+    changes = {(rank, 7, "output"): 1.0 for rank in (0, 1)} | {(1, 7, "input"): 1.0}
+    first, second = with_values(), with_values(changes)
+    for recording in (first, second):
+        rows = recording.store.rings["call"]._rows.view(recording.rows("call").dtype)
+        rows["issue_ns"][rows["rank"] == 0] -= 1000
+    found = compare(first, second).numbers.first
+    assert found is not None and (found.kind, found.step, found.ranks) == ("input", 7, (1,))
+
+
 def test_only_the_reduction_may_differ():
     numbers = compare(with_values(), with_values({(rank, 5, "output"): 0.25 for rank in (0, 1)})).numbers
     assert numbers.first is not None and numbers.first.only_result

@@ -307,9 +307,10 @@ def _compare_tensors(a: Side, b: Side) -> tuple[list[NumberChange], int]:
     if not differs.any():
         return [], len(at)
     steps, times, codes_of, sides = first.step[at], first.time_ns[at], first.code[at], first.side[at]
-    begins = differs & (steps == steps[differs].min())
-    begins &= times == times[begins].min()
-    code, number = min(zip(codes_of[begins].tolist(), sides[begins].tolist(), strict=True), key=lambda one: one[::-1])
+    begins = np.flatnonzero(differs & (steps == steps[differs].min()))
+    code = int(codes_of[begins[np.argmin(times[begins])]])
+    # A rank with equal inputs may issue the collective first, and its result differs: the input of the other is first.
+    number = int(sides[begins[codes_of[begins] == code]].min())
     own = np.flatnonzero((codes_of == code) & (sides == number))
     values, others = _values(a, first.value[at[own]]), _values(b, second.value[to[own]])
     found = _first_tensor(a, b, first, at[own], values, others, differs[own])
