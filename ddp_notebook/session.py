@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from ddp_notebook.run.record.recordings import Recordings
     from ddp_notebook.run.sharding.memory import Memory
     from ddp_notebook.run.sharding.placements import Placements
+    from ddp_notebook.run.verify.verification import Verification
     from ddp_notebook.widgets.view_placement import ViewPlacement
 
 Progress = Callable[[str], None]
@@ -577,9 +578,38 @@ class Session:
         self._memory = found = Memory(code=code, by_rank=by_rank, before=before)
         return found
 
-    def _ask(self, expression: str, module: str) -> dict[int, Any]:
-        """Evaluate an expression with a module of `ddp_notebook.rank.sharding`, and return its value by rank."""
-        load = f"__import__('importlib').import_module('{_SHARDING}.{module}')"
+    def verify(self, loss: str = "", batch: Sequence[str] = (), model: str = "", micro: int = 1) -> Verification:
+        """Compare the gradients of one training step of all ranks with those of one process.
+
+        The step is computed by all ranks together, by each rank alone, and by one process with the whole batch.
+        Afterwards models, gradients, random states and variables are restored.
+
+        Args:
+            loss: expression of the loss, such as "F.cross_entropy(model(x), y)"; "": the step of the last training
+                cell, from its text.
+            batch: names of the variables with each rank's part of the batch.
+            model: name of the variable with the model; "": the first one in the loss.
+            micro: number of micro-steps for each optimizer step, at least 1. The batch is split into as many parts.
+
+        Raises:
+            UsageError: a name is unknown, the loss is no scalar tensor with a gradient, or the step cannot be compared.
+            RankError: the ranks cannot compute the step together.
+
+        Example:
+            >>> session.run("x = torch.randn(4, 3) + rank; model = DDP(torch.nn.Linear(3, 1))", quiet=True)
+            >>> session.verify("model(x).mean()", batch=["x"]).is_right
+            True
+        """
+        from ddp_notebook.run.verify import verifying
+
+        def ask(expression: str) -> dict[int, Any]:
+            return self._ask(expression, "feature", "ddp_notebook.rank.verify")
+
+        return verifying.verify(ask, self._cells.last_codes(), loss, batch, model, micro)
+
+    def _ask(self, expression: str, module: str, package: str = _SHARDING) -> dict[int, Any]:
+        """Evaluate an expression with a module of a package on the ranks, and return its value by rank."""
+        load = f"__import__('importlib').import_module('{package}.{module}')"
         call = expression.replace(f"{module}.", f"{load}.", 1)
         cluster = self._parts.liveness.cluster
         for process in cluster.stopped(cluster.ranks):  # a quiet cell shows no note about them

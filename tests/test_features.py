@@ -85,6 +85,7 @@ _NOTEBOOK = {
     "faults": (["ddp_notebook.run.faults"], ["ddp_fault"]),
     "twice": (["ddp_notebook.run.twice"], ["ddp_twice"]),
     "sharding": (["ddp_notebook.run.sharding"], ["ddp_memory"]),
+    "verify": (["ddp_notebook.run.verify"], ["ddp_verify"]),
     "files": (["ddp_notebook.run.files"], ["ddp_sync", "ddp_fetch"]),
     "keep": (["ddp_notebook.run.kept", "ddp_notebook.launch.keep"], ["ddp_attach"]),
     "torchrun": (

@@ -18,7 +18,12 @@ from ddp_notebook.run import magic_help, magic_lines, progress
 from ddp_notebook.run.cells import cell_options
 from tests.conftest import wait_until
 
-_TAKES_OTHER_TEXT = {"%ddp_torchrun", "%ddp_memory", "%ddp_cancel"}  # the parser does not read the whole line
+_TAKES_OTHER_TEXT = {
+    "%ddp_torchrun",
+    "%ddp_memory",
+    "%ddp_cancel",
+    "%ddp_verify",
+}  # the parser does not read the whole line
 
 
 def test_every_magic_declares_its_line():
@@ -128,7 +133,8 @@ def test_magics_of_features_stand_in_their_sections():
     }
     assert list(sections) == ["session", "recording", "cells", "variables", "files", "help"]
     assert sections["session"][:4] == ["ddp_start", "ddp_attach", "ddp_torchrun", "ddp_status"]
-    assert sections["session"][-5:] == ["ddp_heal", "ddp_resize", "ddp_fault", "ddp_check", "ddp_memory"]
+    last = ["ddp_heal", "ddp_resize", "ddp_fault", "ddp_check", "ddp_memory", "ddp_verify"]
+    assert sections["session"][-6:] == last
     assert sections["recording"] == ["ddp_record", "ddp_report", "ddp_monitor", "ddp_diff", "ddp_trace", "ddp_forecast"]
     assert sections["cells"][1:6] == ["on_ranks", "ddp_twice", "ddp_jobs", "ddp_wait", "ddp_cancel"]
 

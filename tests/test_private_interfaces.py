@@ -788,3 +788,21 @@ def test_autograd_shows_its_saved_tensors():
     saved = [getattr(node, name).data for name in dir(node) if name.startswith("_raw_saved_")]
     assert any(one is not None and one.data_ptr() == x.data_ptr() for one in saved) and unpacked == []
     assert any(getattr(one, "variable", None) is layer.bias for one, _ in node.next_functions)
+
+
+def test_wrappers_of_a_verified_step():
+    """`rank/verify` keeps DDP and FSDP2 from communicating, and reads which parameters they average."""
+    from torch._C._distributed_c10d import Reducer
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state
+    from torch.nn.parallel import DistributedDataParallel
+
+    for name in ("_get_zeros_like_grad_buckets", "_reset_state"):
+        assert callable(getattr(Reducer, name))
+    assert callable(DistributedDataParallel._pre_forward)
+    source = inspect.getsource(DistributedDataParallel)
+    for name in ("_comm_hooks", "parameters_to_ignore", "require_forward_param_sync", "require_backward_grad_sync"):
+        assert f"self.{name}" in source, name
+    assert "_fsdp_param_groups" in inspect.getsource(_fsdp_state) and "_mp_policy" in inspect.getsource(_fsdp_state)
+    group = inspect.getsource(_fsdp_param_group.FSDPParamGroup)
+    for name in ("mesh_info", "mp_policy", "reduce_grads", "gradient_divide_factor", "fsdp_params"):
+        assert f"self.{name}" in group, name

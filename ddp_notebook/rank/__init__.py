@@ -24,6 +24,7 @@ sharding/      the rank's shards of distributed models
 torch_errors/  the catalogue of torch's errors, with cause and fix
 twice/         a cell that runs twice from the same state
 resize/        changes the number of ranks
+verify/        one training step, compared with one process
 survive/       training that continues when a rank dies
 findings/      facts about training steps, for findings
 record/        records the rank's activity as rows

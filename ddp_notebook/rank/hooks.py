@@ -44,6 +44,7 @@ FEATURES = {
     "resize": "ddp_notebook.rank.resize.feature",
     "twice": "ddp_notebook.rank.twice.feature",
     "survive": "ddp_notebook.rank.survive.feature",
+    "verify": "ddp_notebook.rank.verify.feature",
     "torch_errors": "ddp_notebook.rank.torch_errors.catalogue",
 }
 

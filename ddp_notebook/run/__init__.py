@@ -13,6 +13,7 @@ twice/            a cell that runs twice from the same state
 resize/           more or fewer ranks
 survive/          cells that continue when a rank dies
 kept/             sessions that outlive their notebook
+verify/           one training step, compared with one process
 sharding/         placement and memory of sharded models
 forecast/         prediction of step times on other numbers of ranks
 findings/         silent mistakes in the training steps of cells

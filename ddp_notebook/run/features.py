@@ -34,6 +34,7 @@ FEATURES = {
     "faults": "ddp_notebook.run.faults.feature",
     "twice": "ddp_notebook.run.twice.feature",
     "sharding": "ddp_notebook.run.sharding.feature",
+    "verify": "ddp_notebook.run.verify.feature",
     "files": "ddp_notebook.run.files.feature",
     "keep": "ddp_notebook.run.kept.feature",
     "torchrun": "ddp_notebook.torchrun.feature",

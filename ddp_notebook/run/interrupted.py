@@ -53,6 +53,7 @@ OF_SESSION: Mapping[str, str] = {
     "stop": "interrupted: %ddp_status shows whether ranks are left; %ddp_stop again ends them",
     "trace": "interrupted: the file is not complete, but the recording is; write the file again",
     "_trouble": f"interrupted: the host servers were not queried; {_UNCHANGED}",
+    "verify": "interrupted: the step was not compared; models, gradients and variables are restored",
     "when_stopped": "interrupted: the function may not be called when the session stops",
     "_write_trace": "interrupted: the file is not complete, but the recording is; write the file again",
 }

@@ -408,6 +408,10 @@ class Cells:
         """Return the code of one of the last cells."""
         return self._codes.get(cell)
 
+    def last_codes(self) -> list[str]:
+        """Return the code of the last cells, the newest first."""
+        return [code for _, code in sorted(self._codes.items(), reverse=True)]
+
     def close(self) -> None:
         """End all waits, because the session ends."""
         self._closed = True

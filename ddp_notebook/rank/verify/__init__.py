@@ -1,0 +1,11 @@
+"""One training step of all ranks, compared with the same step on one process.
+
+feature      restores everything after a comparison, also after an interrupt
+comparison   runs the step in several forms, and returns facts
+model_state  saves and restores models, random states and variables
+step         evaluates the loss and its gradients
+local_model  models without communication, for a step on one process
+coverage     parameters by name, and the wrappers that average their gradients
+batches      joins and compares the batches of the ranks
+products     inner products of gradients of all ranks
+"""

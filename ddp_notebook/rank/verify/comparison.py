@@ -1,0 +1,532 @@
+"""Run one training step in several forms, and return facts about the results.
+
+| run | gradients of | computed |
+|---|---|---|
+| together | the rank's part | by all ranks together, as in training |
+| local | the rank's part | without communication, with the same random state |
+| nudged | the rank's part | as local, with parameters that are changed by one rounding error |
+| common | the rank's part | as local, with the parameters of rank 0, if ranks have other parameters |
+| quiet | the rank's part | as common, without dropout and batch statistics |
+| whole | the whole batch | as quiet, on rank 0, and on the second rank in the opposite order |
+| intended | none | local gradients after their average, with the user's hooks and later statements |
+
+`ddp_notebook.run.verify.causes` derives sentences from the facts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.verify import batches
+from ddp_notebook.rank.verify.batches import JoinError
+from ddp_notebook.rank.verify.coverage import Coverage, main_module
+from ddp_notebook.rank.verify.local_model import FullParameters, SyncFlags, reshard, stop_sync
+from ddp_notebook.rank.verify.model_state import ModelState, RandomState, all_modules
+from ddp_notebook.rank.verify.products import inner_products
+from ddp_notebook.rank.verify.step import Run, Step, StepError, evaluate, one_process
+from ddp_notebook.stdlib import contextlib
+
+_SEED = 1
+_QUIET_MODULES, _QUIET_ALL = 1, 2
+_HOOK_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # by a part of the name of torch's comm hooks
+_MOST_CHARS = 200  # of the text of an error
+
+
+class RefusedError(Exception):
+    """The step cannot be compared. All ranks raise it with the same text."""
+
+
+class _CommunicatesError(Exception):
+    """The step of one process has called a collective."""
+
+
+class Comparison:
+    """Comparison of one step. All ranks must make it and run it at the same time.
+
+    Args:
+        namespace: the user's variables.
+        step: the step.
+        main: name of the variable with the main model.
+        recorder: collectives of this rank.
+        keep: called with the saved state before anything is changed.
+    """
+
+    def __init__(
+        self,
+        namespace: MutableMapping[str, Any],
+        step: Step,
+        main: str,
+        recorder: Recorder,
+        keep: Callable[[ModelState], None],
+    ) -> None:
+        self._namespace = namespace
+        self._step = step
+        self._main = main
+        self._recorder = recorder
+        self._keep = keep
+        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        self._common: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors, and the values of rank 0
+        self._quiet = 0
+        self._entered: set[int] = set()  # ids of the DDP models whose forward was called
+
+    # ---- agreement of the ranks
+
+    def _all(self, value: Any) -> list[Any]:
+        """Return the values of all ranks."""
+        found: list[Any] = [None] * self._world
+        dist.all_gather_object(found, value)
+        return found
+
+    def _attempt(self, call: Callable[[], Any]) -> Any:
+        """Return the result of a local call. If it fails on a rank, all ranks raise the error of the first one."""
+        result, problem = None, ""
+        try:
+            result = call()
+        except (StepError, JoinError) as error:
+            problem = str(error)
+        except Exception as error:
+            problem = f"the step failed with {_words(error)}"
+        problems = self._all(problem)
+        failed = [rank for rank, one in enumerate(problems) if one]
+        if failed:
+            where = "" if len(failed) == self._world else f" (on rank {failed[0]})"
+            raise RefusedError(problems[failed[0]] + where)
+        return result
+
+    # ---- the runs
+
+    def run(self) -> dict[str, Any] | None:
+        """Return the facts on rank 0, None on other ranks.
+
+        Raises:
+            RefusedError: the step cannot be compared.
+        """
+        self._attempt(self._check_names)
+        self._state = state = self._attempt(self._save)
+        self._keep(state)
+        main = self._main or main_module(self._namespace, f"{self._step.before}\n{self._step.loss}")
+        self._coverage = coverage = Coverage(self._namespace, main, state.modules)
+        self._attempt(self._check_support)
+        self._values = self._attempt(self._batch)
+        self._full = FullParameters(state.modules, coverage)
+        facts = self._compare()
+        return facts if self._rank == 0 else None
+
+    def _save(self) -> ModelState:
+        modules = all_modules()
+        reshard(modules)
+        return ModelState(self._namespace, modules)
+
+    def _check_names(self) -> None:
+        needed = (self._main,) if self._step.selects else (*self._step.batch, self._main)
+        missing = [name for name in needed if name and name not in self._namespace]
+        if missing:
+            raise StepError(f"undefined variable {missing[0]!r}")
+        if self._main and not isinstance(self._namespace[self._main], nn.Module):
+            kind = type(self._namespace[self._main]).__name__
+            raise StepError(f"{self._main} must be a module, got {kind}: name the model with --model")
+
+    def _batch(self) -> dict[str, Any]:
+        """Return this rank's part of the batch by name.
+
+        Raises:
+            StepError: the names are not clear.
+        """
+        values = {name: self._namespace[name] for name in self._step.batch if name in self._namespace}
+        if not self._step.selects:
+            return values
+        values = {name: value for name, value in values.items() if batches.has_samples(value)}
+        if not values:
+            raise StepError("no variable of the last step is a tensor with samples: name the batch with --batch x,y")
+        if len({batches.rows_of({name: value}) for name, value in values.items()}) > 1:
+            raise StepError(f"the batch is not clear among {', '.join(values)}: name it with --batch x,y")
+        return values
+
+    def _check_support(self) -> None:
+        if self._coverage.fsdp1:
+            raise StepError("models of FullyShardedDataParallel are not supported: use fully_shard (FSDP2)")
+        if stepping := self._coverage.steps_in_backward():
+            raise StepError(
+                f"{stepping[0]} has a hook that runs after its gradient is complete, such as an optimizer step in "
+                "backward: the gradient cannot be compared"
+            )
+
+    def _local(self, values: Any, *, common: bool = False, nudge: float = 0.0) -> Run:
+        """Compute a step without communication of the wrappers."""
+        self._state.restore_values()
+        coverage = self._coverage
+        stop_sync(coverage)
+        with torch.no_grad():
+            for tensor, of_first in self._common if common else self._buffers:
+                tensor.copy_(of_first)
+        self._full.put()
+        for parameter in coverage.user_hooks().values():
+            parameter._backward_hooks.clear()  # type: ignore[union-attr]
+        if nudge:
+            self._nudge(nudge)
+        self._make_quiet()
+        random = RandomState()
+        with _eager(self._state.modules), _noting_forward(self._entered):
+            run = evaluate(self._step, self._namespace, coverage, values)
+        run.drew_random = random.has_moved
+        return run
+
+    def _nudge(self, by: float) -> None:
+        """Multiply each parameter by 1 + `by` or 1 - `by`, at random."""
+        for name, parameter in sorted(self._coverage.parameters().items()):
+            generator = torch.Generator().manual_seed(_SEED + len(name))
+            with torch.no_grad():
+                signs = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
+                parameter.mul_((1 + by * signs.double()).to(parameter.device))
+
+    def _make_quiet(self) -> None:
+        for module in self._state.modules if self._quiet else ():
+            if self._quiet == _QUIET_ALL or _is_noisy(module):
+                module.training = False
+
+    def _together(self) -> Run:
+        """Compute the step as in training, with the communication of the wrappers."""
+        self._state.restore_values()
+        self._make_quiet()
+        flags = SyncFlags(self._coverage)
+        self._no_sync = flags.are_off
+        self._state.is_in_step = True
+        with _noting_forward(self._entered):
+            run = evaluate(self._step, self._namespace, self._coverage, self._values, syncs=flags.set, runs_after=True)
+        self._state.is_in_step = False
+        return run
+
+    def _compare(self) -> dict[str, Any]:
+        coverage = self._coverage
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._weights = self._other_weights()
+        local = self._attempt(lambda: self._local(self._values))
+        names = self._all({name: one.numel() for name, one in local.gradients.items()})
+        sizes = {name: size for of_rank in names for name, size in of_rank.items()}
+        sizes = dict(sorted(sizes.items()))
+        self._state.restore_values()  # with the user's parameters in the modules
+        coverage.focus(sizes)
+        self._group = coverage.group_of()
+        self._groups = self._all(self._group)
+        if any(len(one) < self._world for one in self._groups):
+            self._quiet = _QUIET_ALL  # ranks that compute one part draw other random numbers than one process
+            local = self._attempt(lambda: self._local(self._values))
+        missing = {
+            name: ranks for name in sizes if (ranks := [rank for rank in range(self._world) if name not in names[rank]])
+        }
+        facts = self._facts(local, sizes, missing)
+        if facts["hangs"]:
+            return facts
+        unit = facts["unit"]
+        nudged = self._attempt(lambda: self._local(self._values, nudge=unit))
+        together = self._together()
+        self._complete(together, sizes)
+        runs = {"local": local, "nudged": nudged, "together": together}
+        if self._weights:
+            runs["common"] = self._attempt(lambda: self._local(self._values, common=True))
+        intended = self._intended(local, sizes)
+        facts |= {"together_losses": self._all(together.loss), "no_sync": any(self._all(self._no_sync))}
+        self._compare_whole(runs, facts)
+        gradients = {name: run.gradients for name, run in runs.items()} | intended
+        self._state.restore_values()
+        device = self._device()
+        matrices = inner_products(list(gradients.values()), sizes, device)
+        facts |= {"runs": list(gradients), "matrices": matrices}
+        return facts
+
+    def _device(self) -> torch.device:
+        if "nccl" in dist.get_backend():
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    # ---- what the ranks hold
+
+    def _other_weights(self) -> dict[str, dict[int, float]]:
+        """Return the tensors of the models that differ between ranks: by name and rank the relative difference to
+        rank 0. Infinity: the shape differs."""
+        tensors = {name: one for name, one in sorted(self._coverage.tensors().items()) if not isinstance(one, DTensor)}
+        buffers = [one for model in self._coverage.ddp if model.broadcast_buffers for one in model.module.buffers()]
+        marks = {name: (tuple(one.shape), str(one.dtype), _checksum(one)) for name, one in tensors.items()}
+        all_marks = self._all(marks)
+        buffer_marks = self._all([(tuple(one.shape), _checksum(one)) for one in buffers])
+        if len({tuple(one) for one in buffer_marks}) > 1 and len({len(one) for one in buffer_marks}) == 1:
+            self._buffers = [(one, self._of_first(one)) for one in buffers]
+        self._common = list(self._buffers)
+        found: dict[str, dict[int, float]] = {}
+        for name in all_marks[0]:
+            of_ranks = [marks.get(name) for marks in all_marks]
+            others = [rank for rank, mark in enumerate(of_ranks) if mark is not None and mark != of_ranks[0]]
+            if not others:
+                continue
+            if any(mark is None or mark[:2] != of_ranks[0][:2] for mark in of_ranks):
+                found[name] = dict.fromkeys(others, float("inf"))
+                continue
+            first = self._of_first(tensors[name])
+            off = float((tensors[name].detach() - first).double().norm() / first.double().norm().clamp_min(1e-30))
+            by_rank = self._all(off)
+            found[name] = {rank: by_rank[rank] for rank in others}
+            self._common.append((tensors[name], first))
+        return found
+
+    def _of_first(self, tensor: torch.Tensor) -> torch.Tensor:
+        received = tensor.detach().clone(memory_format=torch.contiguous_format)
+        dist.broadcast(received, 0)
+        return received
+
+    def _facts(self, local: Run, sizes: dict[str, int], missing: dict[str, list[int]]) -> dict[str, Any]:
+        coverage = self._coverage
+        causes = coverage.causes()
+        hooks = [hook for model in coverage.ddp for hook in getattr(model, "_comm_hooks", ())]
+        dtypes = self._all([str(one).removeprefix("torch.") for one in self._types(local, hooks)])
+        modules = coverage.modules_of(sizes)
+        return {
+            **self._facts_of_batch(),
+            **self._facts_of_reducer(sizes, missing, causes),
+            "world": self._world,
+            "wrapper": coverage.wrapper(),
+            "losses": self._all(local.loss),
+            "sizes": sizes,
+            "causes": causes,
+            "weights": self._weights,
+            "missing": missing,
+            "hook": next((_name_of(hook) for hook, _ in hooks), ""),
+            "unit": max(torch.finfo(getattr(torch, one)).eps for of_rank in dtypes for one in of_rank),
+            "dtypes": sorted({one for of_rank in dtypes for one in of_rank}),
+            "is_eager": not any(map(_is_compiled, modules)) and not self._full.are_needed,
+            "norms": sorted({type(one).__name__ for one in modules if _has_batch_statistics(one)}),
+            "gradient_hooks": sorted(coverage.user_hooks()),
+            "divide_factor": self._divide_factor(),
+            "prefixes": list(coverage.roots),
+            "plain": sorted(name for name, one in self._namespace.items() if isinstance(one, torch.Tensor)),
+        }
+
+    def _facts_of_batch(self) -> dict[str, Any]:
+        hashes = self._all(batches.samples(self._values))
+        parts = self._groups[0]
+        part_of = self._all(self._group.index(self._rank) if self._rank in self._group else 0)
+        of_parts = [hashes[rank] for rank in parts]
+        return {
+            "parts": parts,
+            "rows": self._all(batches.rows_of(self._values)),
+            "counts": self._all(batches.counts(self._values)),
+            "samples": sum(map(len, of_parts)),
+            "same_batch": len(parts) > 1 and bool(hashes[0]) and all(one == hashes[0] for one in of_parts),
+            "overlap": batches.overlap(of_parts),
+            "other_batch": [rank for rank in range(self._world) if hashes[rank] != hashes[parts[part_of[rank]]]],
+        }
+
+    def _facts_of_reducer(
+        self, sizes: dict[str, int], missing: dict[str, list[int]], causes: dict[str, str]
+    ) -> dict[str, Any]:
+        """Return parameters for which DDP would wait in the step of all ranks, which then is not computed."""
+        models = self._coverage.ddp
+        entered = all(self._all(any(id(one) in self._entered for one in models)))
+        needs_all = entered and not any(one.find_unused_parameters or one.static_graph for one in models)
+        covered = set(self._coverage.parameters()) - set(causes) if models and needs_all else set()
+        never = sorted(covered - set(sizes))
+        return {
+            "never": never,
+            "hangs": any(self._all(bool(never) or bool(covered & set(missing)))),
+            "forward_bypassed": bool(models) and not entered,
+        }
+
+    def _divide_factor(self) -> float | None:
+        groups = [one for module in self._coverage.fsdp2 for one in module._get_fsdp_state()._fsdp_param_groups]
+        return next((one.gradient_divide_factor for one in groups if one.gradient_divide_factor), None)
+
+    def _types(self, local: Run, hooks: Sequence[Any]) -> set[torch.dtype]:
+        found = set(local.dtypes) | {one.dtype for one in local.gradients.values() if one.is_floating_point()}
+        for hook, _ in hooks:
+            found |= {dtype for part, dtype in _HOOK_TYPES.items() if part in _name_of(hook)}
+        for module in self._coverage.fsdp2:
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                found |= {one for one in (group.mp_policy.param_dtype, group.mp_policy.reduce_dtype) if one is not None}
+        return found
+
+    # ---- after the step together
+
+    def _complete(self, run: Run, sizes: dict[str, int]) -> None:
+        """Replace sharded gradients by complete ones. All ranks call it at the same time."""
+        have = self._all(sorted(run.gradients))
+        for name in sizes:
+            gradient = run.gradients.get(name)
+            if isinstance(gradient, DTensor) and all(name in of_rank for of_rank in have):
+                run.gradients[name] = gradient.full_tensor()
+        run.gradients = {name: one for name, one in run.gradients.items() if not isinstance(one, DTensor)}
+
+    def _intended(self, local: Run, sizes: dict[str, int]) -> dict[str, dict[str, torch.Tensor]]:
+        """Return the gradients that the user's hooks and statements make of the average, and of the rank's own part.
+
+        Returns nothing if there are no hooks and no statements after `backward`.
+        """
+        self._state.restore_values()
+        hooked = {name: one for name, one in self._coverage.user_hooks().items() if not isinstance(one, DTensor)}
+        if not any(self._all(bool(hooked) or bool(self._step.after))):
+            return {}
+        parameters = self._coverage.parameters()
+        averages, own = {}, dict(local.gradients)
+        for name in sizes:
+            average = torch.zeros_like(parameters[name], dtype=torch.float64)
+            if self._rank in self._groups[0] and name in local.gradients:
+                average += local.gradients[name].double()
+            dist.all_reduce(average)
+            averages[name] = (average / len(self._groups[0])).to(parameters[name].dtype)
+
+        def change() -> dict[str, torch.Tensor]:
+            for name, parameter in hooked.items():
+                for hook in list((parameter._backward_hooks or {}).values()):
+                    for gradients in (averages, own):
+                        if name in gradients and (changed := hook(gradients[name].clone())) is not None:
+                            gradients[name] = changed
+            return averages
+
+        self._attempt(change)
+        if self._step.after:
+            self._state.restore_values()
+            for name, average in averages.items():
+                parameters[name].grad = average.clone()
+            exec(compile(self._step.after, "<step>", "exec"), self._namespace)  # type: ignore[arg-type]
+            averages = {name: one.grad for name in sizes if (one := parameters[name]).grad is not None}
+        return {"intended": averages, "changed": own}
+
+    # ---- the whole batch on one process
+
+    def _compare_whole(self, runs: dict[str, Run], facts: dict[str, Any]) -> None:
+        """Add the runs `quiet` and `whole`, or the fact `no_whole`: why there is no run of the whole batch."""
+        facts |= {"no_whole": "", "whole_loss": None}
+        parts = self._groups[0]
+        if len(parts) < 2:
+            facts["no_whole"] = "one part"
+            return
+        try:
+            runs["quiet"] = self._quiet_run(runs)
+            whole = self._whole_batch(parts)
+            run = self._attempt(lambda: self._run_whole(whole))
+        except RefusedError as error:
+            facts["no_whole"] = str(error)
+            runs.pop("quiet", None)
+            return
+        runs["whole"] = run
+        facts["alone_losses"] = self._all(self._alone_loss())
+        facts["quiet_losses"] = self._all(runs["quiet"].loss)
+        facts["whole_loss"] = self._all(run.loss)[0]
+
+    def _quiet_run(self, runs: dict[str, Run]) -> Run:
+        for level in (_QUIET_MODULES, _QUIET_ALL):
+            self._quiet = max(level, self._quiet)
+            run: Run = self._attempt(lambda: self._local(self._values, common=True))
+            if not any(self._all(run.drew_random)):
+                return run
+        raise RefusedError("the loss draws random numbers, apart from dropout")
+
+    def _whole_batch(self, parts: Sequence[int]) -> Any:
+        everything = self._all(batches.on_cpu(self._values))
+        of_parts = [everything[rank] for rank in parts]
+
+        def join() -> Any:
+            ordered = of_parts if self._rank == parts[0] else of_parts[::-1]
+            joined = {name: batches.join([one[name] for one in ordered], name) for name in self._values}
+            return batches.on_device(joined, _device_of(self._values))
+
+        return self._attempt(join)
+
+    def _run_whole(self, whole: Any) -> Run:
+        if self._rank not in self._groups[0][:2]:
+            return Run(loss=0.0, gradients={})
+        return self._alone(whole)
+
+    def _alone(self, values: Any) -> Run:
+        """Compute a step on this rank, in a world of one rank.
+
+        Raises:
+            StepError: the step calls a collective.
+        """
+        before, self._recorder.instead = self._recorder.instead, refuse_collective
+        try:
+            with one_process(self._namespace):
+                return self._local(values, common=True)
+        except _CommunicatesError as error:
+            raise StepError(f"the loss calls {error}, which needs all ranks") from None
+        finally:
+            self._recorder.instead = before
+
+    def _alone_loss(self) -> float | None:
+        """Return the loss of this rank's part in a world of one rank; None if it cannot be computed."""
+        try:
+            return self._alone(self._values).loss
+        except Exception:
+            return None
+
+
+def _words(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:_MOST_CHARS].rstrip('.')}" if lines else type(error).__name__
+
+
+def refuse_collective(kernel: Any, _: tuple[Any, ...]) -> Any:
+    """Raise an error in place of a collective, which would wait for other ranks."""
+    raise _CommunicatesError(kernel.spec.name)
+
+
+def _checksum(tensor: torch.Tensor) -> str:
+    data = tensor.detach().cpu().contiguous()
+    return hashlib.blake2b(data.reshape(-1).view(torch.uint8).numpy().tobytes(), digest_size=16).hexdigest()
+
+
+def _device_of(values: Any) -> torch.device:
+    found = next((one for one in values.values() if isinstance(one, torch.Tensor)), None)
+    return torch.device("cpu") if found is None else found.device
+
+
+def _name_of(hook: Any) -> str:
+    return str(getattr(hook, "__qualname__", type(hook).__qualname__)).rpartition(".")[2]
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _has_batch_statistics(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+
+
+def _is_noisy(module: nn.Module) -> bool:
+    """Return whether a module drops values or uses statistics of its batch in training."""
+    if isinstance(module, nn.modules.dropout._DropoutNd | nn.modules.batchnorm._BatchNorm):
+        return True
+    return any("drop" in name and isinstance(one, float) and one > 0 for name, one in vars(module).items())
+
+
+@contextlib.contextmanager
+def _eager(modules: Sequence[nn.Module]) -> Any:
+    """Run compiled modules eagerly: one process must not compile again for each size of a batch."""
+    if any(map(_is_compiled, modules)):
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def _noting_forward(entered: set[int]) -> Any:
+    """Add the id of each DDP model whose `forward` is called."""
+    original = DistributedDataParallel._pre_forward
+
+    def _pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        entered.add(id(self))
+        return original(self, *args, **kwargs)
+
+    DistributedDataParallel._pre_forward = _pre_forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DistributedDataParallel._pre_forward = original  # type: ignore[method-assign]

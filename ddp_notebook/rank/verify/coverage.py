@@ -1,0 +1,198 @@
+"""Parameters of a training step by name, and the wrappers that average their gradients."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_notebook.stdlib import re
+
+_WRAPPERS = re.compile(r"(?:\b|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_WRAPPED = (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
+
+
+class Coverage:
+    """Parameters by name, and what averages their gradients.
+
+    Names of the main model have no prefix. Names of other models begin with their variable.
+
+    Args:
+        namespace: the user's variables.
+        main: name of the variable with the main model.
+        modules: all modules of the process.
+    """
+
+    def __init__(self, namespace: Mapping[str, Any], main: str, modules: Iterable[torch.nn.Module]) -> None:
+        self._namespace = namespace
+        self._main = main
+        self._unnamed: dict[str, torch.Tensor] = {}  # leaves of the graph without a name
+        modules = list(modules)
+        self.ddp = [one for one in modules if isinstance(one, DistributedDataParallel)]
+        self.fsdp1 = [one for one in modules if isinstance(one, FullyShardedDataParallel)]
+        self.fsdp2 = [one for one in modules if isinstance(one, FSDPModule)]
+        self.roots = dict(self._roots())
+        self._is_sharded = False  # a parameter of the step is a DTensor
+
+    def focus(self, names: Iterable[str]) -> None:
+        """Keep only the wrappers of these parameters. Other models of the process do not take part in the step.
+
+        Args:
+            names: parameters with a gradient.
+        """
+        tensors = self.tensors()
+        own = {id(tensors[name]) for name in names if name in tensors}
+
+        def has_own(module: torch.nn.Module) -> bool:
+            return any(id(one) in own for one in torch.nn.Module.parameters(module))
+
+        self.ddp = [one for one in self.ddp if has_own(one)]
+        self.fsdp2 = [one for one in self.fsdp2 if has_own(one)]
+        self._is_sharded = any(isinstance(tensors.get(name), DTensor) for name in names)
+
+    def modules_of(self, names: Iterable[str]) -> list[torch.nn.Module]:
+        """Return the modules in variables with one of these parameters, with the modules around them."""
+        tensors = self.tensors()
+        own = {id(tensors[name]) for name in names if name in tensors}
+        found = {id(one): one for root in self.roots.values() for one in torch.nn.Module.modules(root)}
+        return [one for one in found.values() if any(id(p) in own for p in torch.nn.Module.parameters(one))]
+
+    def _roots(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Yield the modules in variables, the main model first, each once with the prefix of its names."""
+        namespace, seen = self._namespace, set[int]()
+        first = [self._main] if isinstance(namespace.get(self._main), torch.nn.Module) else []
+        rest = [name for name in namespace if not name.startswith("_") and name != self._main]
+        for name in (*first, *sorted(rest)):
+            value = namespace[name]
+            if isinstance(value, torch.nn.Module) and id(value) not in seen:
+                seen.add(id(value))
+                yield ("" if name == self._main else f"{name}."), value
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return all parameters by name, frozen ones too."""
+        found: dict[str, torch.Tensor] = {}
+        seen: set[int] = set()
+        for prefix, module in self.roots.items():
+            for name, parameter in torch.nn.Module.named_parameters(module):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    found[prefix + plain_name(name, module)] = parameter
+        for name, value in self._namespace.items():
+            is_leaf = isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad
+            if is_leaf and not name.startswith("_") and id(value) not in seen:
+                seen.add(id(value))
+                found.setdefault(name, value)
+        return found | self._unnamed
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Return the parameters with `requires_grad` by name."""
+        return {name: one for name, one in self.tensors().items() if one.requires_grad}
+
+    def note_leaves(self, loss: torch.Tensor, batch: Mapping[str, Any]) -> None:
+        """Add the parameters that the loss depends on and that no variable holds."""
+        known = {id(one) for one in self.tensors().values()} | {id(one) for one in batch.values()}
+        for leaf in _leaves(loss):
+            if id(leaf) not in known:
+                known.add(id(leaf))
+                self._unnamed[f"unnamed parameter {len(self._unnamed) + 1}"] = leaf
+
+    def group_of(self) -> list[int]:
+        """Return the ranks over which gradients are averaged, this rank among them. Call `focus` first."""
+        for model in self.ddp:
+            return list(dist.get_process_group_ranks(model.process_group))
+        for module in self.fsdp2:
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                return sorted(group.mesh_info.mesh.mesh.flatten().tolist())
+        return [dist.get_rank()] if self._is_sharded else list(range(dist.get_world_size()))
+
+    def wrapper(self) -> str:
+        """Return the kind of parallelism: "ddp", "fsdp2", "tensor" or "none". Call `focus` first."""
+        if self.ddp:
+            return "ddp"
+        return "fsdp2" if self.fsdp2 else "tensor" if self._is_sharded else "none"
+
+    def causes(self) -> dict[str, str]:
+        """Return why no wrapper averages the gradient of a parameter, by name. Covered parameters are missing.
+
+        "ignored": DDP was made to ignore it. "late": it joined the DDP model later, or was frozen before. "unmanaged":
+        it is in an FSDP model, which does not shard it. "outside": it is in no wrapped module.
+        """
+        covered, ignored, inside, unmanaged = set[int](), set[int](), set[int](), set[int]()
+        for model in self.ddp:
+            skipped = model.parameters_to_ignore
+            buckets = model.reducer._get_zeros_like_grad_buckets()
+            reduced = {id(one) for bucket in buckets for one in bucket.parameters()}
+            for name, one in model.module.named_parameters():
+                inside.add(id(one))
+                if name in skipped:
+                    ignored.add(id(one))
+                elif id(one) in reduced:
+                    covered.add(id(one))
+        for module in self.fsdp2:
+            for state_group in module._get_fsdp_state()._fsdp_param_groups:
+                covered |= {id(one.sharded_param) for one in state_group.fsdp_params}
+            unmanaged |= {id(one) for one in torch.nn.Module.parameters(module)}
+        sets = {"ignored": ignored, "late": inside, "unmanaged": unmanaged}
+        return {
+            name: next((why for why, ids in sets.items() if id(one) in ids), "outside")
+            for name, one in self.parameters().items()
+            if id(one) not in covered and not (isinstance(one, DTensor) and self.wrapper() == "tensor")
+        }
+
+    def user_hooks(self) -> dict[str, torch.Tensor]:
+        """Return the parameters with hooks on their gradient, by name."""
+        return {name: one for name, one in self.parameters().items() if one._backward_hooks}
+
+    def steps_in_backward(self) -> list[str]:
+        """Return the parameters with a hook after the accumulation of their gradient, such as an optimizer's step."""
+        found = self.parameters()
+        return [name for name, one in found.items() if getattr(one, "_post_accumulate_grad_hooks", None)]
+
+
+def main_module(namespace: Mapping[str, Any], code: str) -> str:
+    """Return the first variable in the code that is a wrapped model, or else a module; "" if there is none.
+
+    Example:
+        >>> main_module({"f": print, "net": torch.nn.Linear(1, 1)}, "f(net(x))")
+        'net'
+    """
+    nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)]
+    nodes.sort(key=lambda node: (node.lineno, node.col_offset))
+    names = [node.id for node in nodes if isinstance(namespace.get(node.id), torch.nn.Module)]
+    wrapped = [name for name in names if isinstance(getattr(one := namespace[name], "_orig_mod", one), _WRAPPED)]
+    return next(iter((*wrapped, *names)), "")
+
+
+def plain_name(name: str, root: torch.nn.Module) -> str:
+    """Return a parameter's name without the wrappers.
+
+    Example:
+        >>> plain_name("_orig_mod.0.weight", torch.nn.Linear(1, 1))
+        '0.weight'
+    """
+    name = _WRAPPERS.sub("", name)
+    inner = getattr(root, "_orig_mod", root)
+    return name.removeprefix("module.") if isinstance(inner, DistributedDataParallel) else name
+
+
+def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the leaf tensors of a loss's graph."""
+    if loss.grad_fn is None:
+        yield loss
+        return
+    seen, open_nodes = {loss.grad_fn}, [loss.grad_fn]
+    while open_nodes:
+        node = open_nodes.pop()
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            yield variable
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                open_nodes.append(below)

@@ -1,0 +1,61 @@
+"""Feature of a rank that compares a training step with one process, and restores everything afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.rank.hooks import Core, Feature
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.verify.model_state import ModelState
+
+_feature: VerifyFeature | None = None  # the one of this process
+
+
+class VerifyFeature(Feature):
+    """Comparison of a training step with one process."""
+
+    def __init__(self, core: Core) -> None:
+        global _feature
+        super().__init__(core)
+        self._state: ModelState | None = None  # state to restore; None: no comparison is in progress
+        _feature = self
+
+    def cell_ends(self) -> None:
+        """Restore the state after an interrupted comparison. No interrupt is raised here."""
+        if self._state is not None:
+            self._restore()
+
+    def _restore(self) -> None:
+        state = self._state
+        assert state is not None
+        self.core.network.recorder.instead = None
+        state.restore()
+        self._state = None
+
+    def _keep(self, state: ModelState) -> None:
+        self._state = state
+
+    def compare(self, namespace: MutableMapping[str, Any], code: dict[str, Any], main: str) -> dict[str, Any] | None:
+        """Compare a step, see `Comparison`. Return its facts on rank 0, or `{"refusal": ...}`."""
+        # These modules import torch's sharding, which takes time.
+        from ddp_notebook.rank.verify.comparison import Comparison, RefusedError
+        from ddp_notebook.rank.verify.step import Step
+
+        try:
+            return Comparison(namespace, Step(**code), main, self.core.network.recorder, self._keep).run()
+        except RefusedError as error:
+            return {"refusal": str(error)}
+        finally:
+            if self._state is not None:
+                self._restore()
+
+
+def compare(namespace: MutableMapping[str, Any], code: dict[str, Any], main: str) -> dict[str, Any] | None:
+    """Compare a step in this process, see `VerifyFeature.compare`."""
+    assert _feature is not None
+    return _feature.compare(namespace, code, main)
+
+
+FEATURE = VerifyFeature

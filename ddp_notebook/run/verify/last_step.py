@@ -1,0 +1,222 @@
+"""Find the training step in the text of the last training cell."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ddp_notebook.errors import UsageError
+
+_ASKS = "give the loss and the batch, such as %ddp_verify F.cross_entropy(model(x), y) --batch x,y"
+_AVERAGES = re.compile(r"\b(all_reduce|reduce_scatter|all_gather)\w*\(")  # a call that may combine gradients of ranks
+_Function = ast.FunctionDef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundStep:
+    """Training step in a cell.
+
+    Attributes:
+        before: statements that compute the names in the loss.
+        loss: the differentiated expression.
+        after: statements that change the gradients before the optimizer's step; "": none.
+        batch: names with the batch.
+        is_sure: the names are those of a loop over the data; False: the ranks select the tensors among them.
+    """
+
+    before: str
+    loss: str
+    after: str
+    batch: tuple[str, ...]
+    is_sure: bool
+
+
+def averages_itself(codes: Sequence[str]) -> bool:
+    """Return whether the last training cell, or a function that it may call, combines gradients of the ranks.
+
+    Args:
+        codes: texts of the last cells, the newest first.
+
+    Example:
+        >>> averages_itself(["for p in model.parameters(): dist.all_reduce(p.grad)"])
+        True
+    """
+    return any(_AVERAGES.search(code) and "grad" in code for code in codes)
+
+
+def find_step(codes: Sequence[str]) -> FoundStep:
+    """Return the step of the last training cell.
+
+    Args:
+        codes: texts of the last cells, the newest first.
+
+    Raises:
+        UsageError: no cell calls `backward`, or the step is not clear.
+
+    Example:
+        >>> find_step(["for x, y in data:\\n    loss = f(model(x), y)\\n    loss.backward()\\n    opt.step()"]).before
+        'loss = f(model(x), y)'
+    """
+    trees = [tree for code in codes if (tree := _parsed(code)) is not None]
+    functions: dict[str, _Function] = {}
+    for tree in reversed(trees):  # later definitions replace earlier ones
+        functions |= {node.name: node for node in ast.walk(tree) if isinstance(node, _Function)}
+    for tree in trees:
+        direct = list(_paths(tree.body, _is_backward))
+        called = list(_paths(tree.body, lambda one: _trains(one, functions)))
+        if len(direct) + len(called) > 1:
+            raise UsageError(f"the last training cell calls backward in several places: {_ASKS}")
+        if direct:
+            return _step_of(direct[0], functions)
+        if called:
+            return _step_in_function(called[0], functions)
+    raise UsageError(f"no cell has called backward: {_ASKS}")
+
+
+def _parsed(code: str) -> ast.Module | None:
+    try:
+        return ast.parse(code)
+    except SyntaxError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A statement, the statements around it, and the loop targets."""
+
+    statements: list[ast.stmt]
+    at: int
+    targets: frozenset[str]
+    unclear: str  # the kind of an enclosing statement that changes the step; "": none
+
+
+def _paths(
+    statements: list[ast.stmt], is_wanted: object, targets: frozenset[str] = frozenset(), unclear: str = ""
+) -> Iterator[_Path]:
+    """Yield the wanted statements, outside of functions and classes."""
+    for at, one in enumerate(statements):
+        if is_wanted(one):  # type: ignore[operator]
+            yield _Path(statements, at, targets, unclear)
+        elif isinstance(one, ast.For):
+            inside = targets | _names(one.target, ast.Store)
+            yield from _paths(one.body, is_wanted, inside, unclear)
+        elif isinstance(one, ast.While):
+            yield from _paths(one.body, is_wanted, targets, unclear)
+        elif isinstance(one, ast.With):
+            yield from _paths(one.body, is_wanted, targets, "with")
+        elif isinstance(one, ast.If | ast.Try):
+            for body in (one.body, one.orelse):
+                yield from _paths(body, is_wanted, targets, "if" if isinstance(one, ast.If) else "try")
+
+
+def _names(node: ast.AST, kind: type[ast.expr_context]) -> frozenset[str]:
+    return frozenset(one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, kind))
+
+
+def _backward_calls(node: ast.AST) -> list[ast.Call]:
+    return [
+        one
+        for one in ast.walk(node)
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "backward"
+    ]
+
+
+def _is_backward(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and bool(_backward_calls(statement))
+
+
+def _trains(statement: ast.stmt, functions: Mapping[str, _Function]) -> bool:
+    """Return whether a statement calls a function of the user that calls `backward`."""
+    if not isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign | ast.AnnAssign):
+        return False
+    return any(
+        isinstance(one, ast.Call)
+        and isinstance(one.func, ast.Name)
+        and one.func.id in functions
+        and bool(_backward_calls(functions[one.func.id]))
+        for one in ast.walk(statement)
+    )
+
+
+def _step_of(path: _Path, functions: Mapping[str, _Function], bound: Mapping[str, str] | None = None) -> FoundStep:
+    """Return the step around a `backward` statement.
+
+    Args:
+        bound: in a function, the arguments by parameter.
+    """
+    if path.unclear:
+        raise UsageError(f"backward is inside of {path.unclear!r} in the last training cell: {_ASKS}")
+    [call, *more] = _backward_calls(path.statements[path.at])
+    if more or call.args or not isinstance(call.func, ast.Attribute):
+        raise UsageError(f"the loss is not clear in {ast.unparse(call)!r}: {_ASKS}")
+    loss = call.func.value
+    needed = set(_names(loss, ast.Load))
+    before: list[str] = []
+    read: set[str] = set()  # names assigned by a statement that reads the data, such as x, y = next(batches)
+    for one in reversed(path.statements[: path.at]):
+        assigned = _assigned(one) & needed
+        if not assigned:
+            continue
+        if any(isinstance(part, ast.Name) and part.id == "next" for part in ast.walk(one)):
+            read |= assigned
+            continue
+        before.insert(0, ast.unparse(one))
+        needed = (needed - assigned if isinstance(one, ast.Assign) else needed) | _names(one, ast.Load)
+    for name in sorted(needed & set(bound or {})):
+        argument = (bound or {})[name]
+        if argument != name:
+            before.insert(0, f"{name} = {argument}")
+        needed = (needed - {name}) | _names(ast.parse(argument), ast.Load)
+    batch = (needed & path.targets) | read
+    return FoundStep(
+        before="\n".join(before),
+        loss=ast.unparse(loss),
+        after=_after(path, functions),
+        batch=tuple(sorted(batch or needed)),
+        is_sure=bool(batch),
+    )
+
+
+def _assigned(statement: ast.stmt) -> frozenset[str]:
+    """Return the names that a statement assigns, also inside of a `with`."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return frozenset()
+    return _names(statement, ast.Store)
+
+
+def _after(path: _Path, functions: Mapping[str, _Function]) -> str:
+    """Return the statements between `backward` and the optimizer's step, if they combine gradients of the ranks."""
+    found: list[ast.stmt] = []
+    for one in path.statements[path.at + 1 :]:
+        if any(isinstance(part, ast.Attribute) and part.attr == "step" for part in ast.walk(one)):
+            break
+        if "grad" in ast.unparse(one) or _combines(one, functions) or "parameters(" in ast.unparse(one):
+            found.append(one)
+    return "\n".join(map(ast.unparse, found)) if any(_combines(one, functions) for one in found) else ""
+
+
+def _combines(statement: ast.stmt, functions: Mapping[str, _Function]) -> bool:
+    """Return whether a statement calls a collective, also in a function of the user."""
+    called = [functions[name] for name in _names(statement, ast.Load) if name in functions]
+    return any(_AVERAGES.search(ast.unparse(one)) for one in (statement, *called))
+
+
+def _step_in_function(path: _Path, functions: Mapping[str, _Function]) -> FoundStep:
+    """Return the step of a function that the training cell calls for each batch."""
+    calls = [
+        one
+        for one in ast.walk(path.statements[path.at])
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id in functions
+    ]
+    calls = [one for one in calls if _backward_calls(functions[one.func.id])]  # type: ignore[attr-defined]
+    function = functions[calls[0].func.id]  # type: ignore[attr-defined]
+    inside = list(_paths(function.body, _is_backward))
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    if len(calls) != 1 or len(inside) != 1 or inside[0].targets or len(calls[0].args) > len(names):
+        raise UsageError(f"the step in {function.name}() is not clear: {_ASKS}")
+    bound = {name: ast.unparse(value) for name, value in zip(names, calls[0].args, strict=False)}
+    bound |= {one.arg: ast.unparse(one.value) for one in calls[0].keywords if one.arg}
+    step = _Path(inside[0].statements, inside[0].at, path.targets, inside[0].unclear)
+    return _step_of(step, functions, bound)

@@ -1,0 +1,175 @@
+"""A training step of all ranks, compared with one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.run.verify.last_step import find_step
+from tests.verify_programs import SETUP, STATE
+
+CE = "F.cross_entropy(model(x), y)"
+
+
+def verified(session, code: str, loss: str = CE, **options):
+    session.run(SETUP + code, quiet=True)
+    return session.verify(loss, ["x", "y"], **options)
+
+
+def causes(session, code: str, loss: str = CE, **options) -> list[str]:
+    return [one.cause for one in verified(session, code, loss, **options).findings]
+
+
+def test_right_steps_have_no_finding(session):
+    found = verified(session, "model = DDP(net(norm=True))")
+    assert found.is_right and found.samples == 16 and found.whole_loss is not None
+    assert "BatchNorm1d" in repr(found) and "16 samples" in found.summary
+    assert all(one.off_together < 1e-6 and one.off_whole < 1e-5 for one in found.parameters)
+    assert causes(session, "model = sharded()") == []
+    assert causes(session, "model = DDP(net())", micro=4) == []
+
+
+def test_wrong_steps_have_the_right_cause(session):
+    one = verified(session, "model = DDP(net())\nif rank == 1: model.module[3].weight.data.add_(0.1)").findings[0]
+    assert (one.cause, one.parameters, one.ranks) == ("weights", ("3.weight",), (1,))
+    wrapped = "model = DDP(net())\n"
+    assert causes(session, wrapped, "F.cross_entropy(model.module(x), y)") == ["bypassed"]
+    assert causes(session, wrapped, "F.cross_entropy(model(x), y, reduction='sum')") == ["sum"]
+    assert causes(session, wrapped, f"{CE} * world_size") == ["world_size"]
+    assert causes(session, f"{wrapped}x, y = x[: 8 - 3 * rank], y[: 8 - 3 * rank]") == ["unequal"]
+    assert causes(session, f"{wrapped}y[: 1 + 5 * rank] = -100") == ["tokens"]
+    assert causes(session, "model = net()") == ["no_wrapper"]
+    ignored = "model = net()\nDDP._set_params_and_buffers_to_ignore_for_model(model, ['0.bias'])\nmodel = DDP(model)"
+    assert causes(session, ignored) == ["ignored"]
+    assert causes(session, "model = sharded(); model.set_requires_gradient_sync(False)") == ["no_sync"]
+
+
+def test_the_step_is_taken_from_the_last_training_cell(session):
+    code = "model = DDP(net()); opt = torch.optim.SGD(model.parameters(), 0.1)\nfor a, b in [(x, y)]:\n"
+    session.run(f"{SETUP}{code}    out = model(a)\n    F.cross_entropy(out, b).backward()\n    opt.step()", quiet=True)
+    found = session.verify()
+    assert found.is_right and "out = model(a); F.cross_entropy(out, b).backward()" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    "loss, batch, text",
+    [
+        ("3", ["x"], "the loss must be a tensor, but 3 is of type int"),
+        ("x.sum()", ["x"], "has no gradient"),
+        ("model(x)", ["x"], r"has the shape \(8, 4\)"),
+        (CE, ["x", "z"], "undefined variable 'z'"),
+        ("model(x).mean(", ["x"], "must be an expression"),
+        ("model(x).mean()", [], "--batch x,y"),
+    ],
+)
+def test_a_step_that_cannot_be_compared_is_refused(session, loss, batch, text):
+    session.run(f"{SETUP}model = DDP(net())", quiet=True)
+    with pytest.raises(UsageError, match=text):
+        session.verify(loss, batch)
+
+
+def test_everything_is_restored(session):
+    session.run(f"{SETUP}model = DDP(net(norm=True))\n{CE}.backward()\ncounter = [1]\n{STATE}", quiet=True)
+    before = session.run("digest()", quiet=True)
+    assert session.verify(f"(counter.append(1), {CE})[1]", ["x", "y"]).is_right
+    after = session.run("digest()", quiet=True)
+    assert [after[rank].result for rank in (0, 1)] == [before[rank].result for rank in (0, 1)]
+
+
+# ---- the text of a step
+
+
+def test_statements_of_a_step_are_found():
+    loop = "for i, (x, y) in enumerate(data):\n    x = x.to(d)\n    opt.zero_grad()\n    loss = f(model(x), y)\n"
+    found = find_step([f"{loop}    loss.backward()\n    opt.step()", "model = M()"])
+    assert (found.before, found.loss, found.batch) == ("x = x.to(d)\nloss = f(model(x), y)", "loss", ("x", "y"))
+    assert found.is_sure and found.after == ""
+    average = "    for p in ps:\n        dist.all_reduce(p.grad)\n    clip(ps)\n    opt.step()\n    print(loss)"
+    assert find_step([f"{loop}    loss.backward()\n{average}"]).after.startswith("for p in ps:")
+
+
+def test_a_step_in_a_function_is_found():
+    function = "def train(m, a, b):\n    loss = f(m(a), b)\n    loss.backward()\n"
+    found = find_step(["for x, y in data:\n    train(model, x, y)", function])
+    assert found.before.splitlines() == ["m = model", "b = y", "a = x", "loss = f(m(a), b)"]
+    assert found.batch == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x = 1",
+        "for x in data:\n    if a:\n        model(x).backward()",
+        "for x in data:\n    d(x).backward()\n    g(x).backward()",
+        "def train():\n    for x in data:\n        model(x).backward()\ntrain()",
+        "accelerator.backward(loss)",
+    ],
+)
+def test_an_unclear_step_asks_for_the_loss(code):
+    with pytest.raises(UsageError, match="%ddp_verify F"):
+        find_step([code])
+
+
+# ---- findings from recorded facts
+
+
+def facts(local: list[list[float]], together: list[list[float]], **more):
+    """Return facts of one parameter `w` on ranks without a whole batch."""
+    rows = np.array([row for rank in range(len(local)) for row in (local[rank], local[rank], together[rank])])
+    world = len(local)
+    found = {
+        "world": world,
+        "parts": list(range(world)),
+        "wrapper": "ddp",
+        "rows": [4] * world,
+        "losses": [1.0] * world,
+        "counts": [{}] * world,
+        "samples": 4 * world,
+        "same_batch": False,
+        "overlap": 0,
+        "other_batch": [],
+        "sizes": {"w": 2},
+        "causes": {},
+        "weights": {},
+        "missing": {},
+        "never": [],
+        "hangs": False,
+        "hook": "",
+        "unit": 1.2e-7,
+        "dtypes": ["float32"],
+        "is_eager": True,
+        "norms": [],
+        "gradient_hooks": [],
+        "divide_factor": None,
+        "prefixes": [""],
+        "plain": [],
+        "no_sync": False,
+        "forward_bypassed": False,
+        "no_whole": "not computed",
+        "whole_loss": None,
+        "after": "",
+        "runs": ["local", "nudged", "together"],
+        "matrices": {"w": rows @ rows.T},
+    }
+    return found | more
+
+
+def test_an_unknown_cause_is_said_to_be_unknown():
+    from ddp_notebook.run.verify.causes import explain
+
+    local = [[1.0, 0.0], [0.0, 1.0]]
+    assert explain(facts(local, [[0.5, 0.5]] * 2)).is_right
+    [one] = explain(facts(local, [[0.5, 0.7]] * 2)).findings
+    assert one.cause == "unknown" and "the cause is not known" in one.sentence
+    [one] = explain(facts(local, [[1.0, 1.0]] * 2, hook="total")).findings
+    assert one.cause == "comm_hook" and "2 times their average" in one.sentence
+    [one] = explain(facts(local, local, causes={"w": "late"})).findings
+    assert one.cause == "late" and one.parameters == ("w",)
+
+
+def test_a_loss_that_is_not_finite_is_not_compared():
+    from ddp_notebook.run.verify.causes import explain
+
+    found = explain(facts([[1.0, 0.0]] * 2, [[1.0, 0.0]] * 2, losses=[1.0, float("nan")]))
+    assert not found.is_right and found.findings == () and "the loss is nan on rank 1" in found.summary
