@@ -4,6 +4,10 @@ SETUP = """
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 def net(norm=False):
     torch.manual_seed(0)
@@ -13,6 +17,13 @@ def sharded(**options):
     model = net()
     fully_shard(model[0], **options)
     return fully_shard(model, **options)
+def parted():
+    global x, y
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 20), torch.randint(0, 4, (8,))
+    model = nn.Sequential(nn.Linear(20, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4))
+    plan = {"0": ColwiseParallel(output_layouts=Replicate()), "3": RowwiseParallel(input_layouts=Replicate())}
+    return parallelize_module(model, init_device_mesh("cpu", (world_size,)), plan)
 torch.manual_seed(10 + rank)
 x, y = torch.randn(8, 20), torch.randint(0, 4, (8,))
 """
@@ -47,3 +58,109 @@ def digest():
     found.update(repr((sorted(k for k in globals() if k[0] != "_"), counter, world_size, rank)).encode())
     return found.hexdigest()
 """
+
+LOSS = "F.cross_entropy(model(x), y)"
+_MODELS = [
+    "DDP(net())",
+    "DDP(net(norm=True))",
+    "DDP(net(), gradient_as_bucket_view=True)",
+    "DDP(net(), find_unused_parameters=True)",
+    "DDP(net(), bucket_cap_mb=0.001)",
+    "DDP(net().eval())",
+    "DDP(net(), broadcast_buffers=False)",
+    "sharded()",
+    "sharded(reshard_after_forward=False)",
+]
+_HALF = "torch.autocast('cpu', dtype=torch.bfloat16)"
+_LOSSES = [
+    LOSS,
+    "F.mse_loss(model(x), F.one_hot(y, 4).float())",
+    "F.cross_entropy(model(x), y) + 0.01 * sum(p.square().sum() for p in model.parameters())",
+    "F.cross_entropy(model(x), y, reduction='sum') / len(x)",
+    "-F.log_softmax(model(x), 1).gather(1, y[:, None]).mean()",
+]
+_TRAINED = "\nopt = torch.optim.SGD(model.parameters(), 0.1)\nfor _ in range(3):\n    opt.zero_grad(); {}.backward(); opt.step()"
+# Code, loss and options of `verify`.
+RIGHT = [
+    *(
+        (f"model = {model}", loss, {})
+        for model in _MODELS
+        for loss in _LOSSES
+        if "square" not in loss or "DDP" in model
+    ),
+    *((f"model = {model}{_TRAINED.format(LOSS)}", LOSS, {}) for model in _MODELS),
+    *((f"model = {model}", LOSS, {"micro": 2}) for model in _MODELS),
+    *(
+        (f"model = {model}\ndef half():\n    with {_HALF}:\n        return {LOSS}", "half()", {})
+        for model in _MODELS[:4]
+    ),
+    *((f"model = DDP(net().to({kind})); x = x.to({kind})", LOSS, {}) for kind in ("torch.float64", "torch.bfloat16")),
+    ("model = DDP(net()); model.register_comm_hook(None, hooks.fp16_compress_hook)", LOSS, {}),
+    ("model = DDP(net()); model.register_comm_hook(None, hooks.allreduce_hook)", LOSS, {}),
+    ("model = torch.compile(DDP(net()), backend='aot_eager')", LOSS, {}),
+]
+_WEIGHTS = "\nif rank == <R>: model.get_parameter('<P>').data.mul_(1.1)\n"
+_IGNORES = "model = net(); DDP._set_params_and_buffers_to_ignore_for_model(model, ['<P>']); model = DDP(model)"
+_TOTAL = """
+def total(state, bucket):
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+model.register_comm_hook(None, total)
+"""
+# ruff: noqa: E501 - each fault is one line
+# Cause, code with a random rank <R> and parameter <P>, and loss.
+FAULTS = {
+    "ddp": [
+        ("weights", f"model = net()\nmodel = DDP(model){_WEIGHTS.replace('model.get', 'model.module.get')}", LOSS),
+        ("ignored", _IGNORES, LOSS),
+        (
+            "outside",
+            "model = DDP(net()); torch.manual_seed(1); head = nn.Linear(4, 4)",
+            "F.cross_entropy(head(model(x)), y)",
+        ),
+        (
+            "late",
+            "model = net()\np = model.get_parameter('<P>')\np.requires_grad_(False)\nmodel = DDP(model)\np.requires_grad_(True)",
+            LOSS,
+        ),
+        ("bypassed", "model = DDP(net())", "F.cross_entropy(model.module(x), y)"),
+        ("no_sync", "model = DDP(net())\nleft = model.no_sync(); left.__enter__()", LOSS),
+        ("comm_hook", f"model = DDP(net()){_TOTAL}", LOSS),
+        (
+            "clipped",
+            "model = DDP(net())\nmodel.module.get_parameter('<P>').register_hook(lambda g: g.clamp(-1e-4, 1e-4))",
+            LOSS,
+        ),
+        ("sum", "model = DDP(net())", "F.cross_entropy(model(x), y, reduction='sum')"),
+        ("world_size", "model = DDP(net())", f"{LOSS} * dist.get_world_size()"),
+        ("unequal", "model = DDP(net())\nif rank == <R>: x, y = x[:5], y[:5]", LOSS),
+        ("tokens", "model = DDP(net())\nif rank == <R>: y[:5] = -100", LOSS),
+        (
+            "same_batch",
+            "model = DDP(net())\ntorch.manual_seed(5); x, y = torch.randn(8, 20), torch.randint(0, 4, (8,))",
+            LOSS,
+        ),
+        ("no_wrapper", "model = net()", LOSS),
+        (
+            "no_gradient",
+            "class M(nn.Module):\n    def __init__(self):\n        super().__init__(); self.a = net(); self.b = net()\n"
+            "    def forward(self, x): return self.a(x) + (self.b(x) if rank == <R> else 0)\nmodel = DDP(M())",
+            LOSS,
+        ),
+    ],
+    "sharded": [
+        ("no_sync", "model = sharded(); model.set_requires_gradient_sync(False)", LOSS),
+        ("unmanaged", "model = net(); model = fully_shard(model, ignored_params={model.get_parameter('<P>')})", LOSS),
+        ("outside", "model = net(); fully_shard(model[0])", LOSS),
+        (
+            "outside",
+            "model = sharded(); torch.manual_seed(1); head = nn.Linear(4, 4)",
+            "F.cross_entropy(head(model(x)), y)",
+        ),
+        ("sum", "model = sharded()", "F.cross_entropy(model(x), y, reduction='sum')"),
+        ("world_size", "model = sharded()", f"{LOSS} / dist.get_world_size()"),
+        ("unequal", "model = sharded()\nif rank == <R>: x, y = x[:5], y[:5]", LOSS),
+        ("tokens", "model = sharded()\nif rank == <R>: y[:5] = -100", LOSS),
+        ("other_batch", "model = parted()\nif rank == <R>: x = x + 1", LOSS),
+        ("weights", "model = parted()\nif rank == <R>: model[1].weight.data.mul_(1.1)", LOSS),
+    ],
+}

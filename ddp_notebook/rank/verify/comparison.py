@@ -154,6 +154,11 @@ class Comparison:
     def _check_support(self) -> None:
         if self._coverage.fsdp1:
             raise StepError("models of FullyShardedDataParallel are not supported: use fully_shard (FSDP2)")
+        own = {id(one) for root in self._coverage.roots.values() for one in root.modules()}
+        if any(one.static_graph and id(one) in own for one in self._coverage.ddp):
+            raise StepError(
+                "DDP models with static_graph=True count each backward pass: make one without it to compare"
+            )
         if stepping := self._coverage.steps_in_backward():
             raise StepError(
                 f"{stepping[0]} has a hook that runs after its gradient is complete, such as an optimizer step in "
