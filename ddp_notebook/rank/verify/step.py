@@ -98,7 +98,8 @@ def evaluate(
     if runs_after and step.after:
         exec(_compiled(step.after, "exec"), namespace)  # type: ignore[arg-type]
     parameters = coverage.parameters()  # with those of the graph
-    found = {name: one.grad for name, one in parameters.items() if one.grad is not None}
+    # Copies: with gradient_as_bucket_view, DDP overwrites them.
+    found = {name: one.grad.detach().clone() for name, one in parameters.items() if one.grad is not None}
     for parameter in parameters.values():
         parameter.grad = None
     return Run(loss=total, gradients=found, dtypes=dtypes)
