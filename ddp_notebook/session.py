@@ -596,7 +596,11 @@ class Session:
             RankError: the ranks cannot compute the step together.
 
         Example:
-            >>> session.run("x = torch.randn(4, 3) + rank; model = DDP(torch.nn.Linear(3, 1))", quiet=True)
+            >>> done = session.run(
+            ...     "from torch.nn.parallel import DistributedDataParallel as DDP; "
+            ...     "x = torch.randn(4, 3) + rank; model = DDP(torch.nn.Linear(3, 1))",
+            ...     quiet=True,
+            ... )
             >>> session.verify("model(x).mean()", batch=["x"]).is_right
             True
         """
@@ -688,7 +692,7 @@ class Session:
 
         Example:
             >>> print(session.report(session.recording.runs()[-1].cell))
-            cell ...: ... steps on 2 ranks, ... ms/step (mean of steps 2 to ...
+            cell ...: ... steps on ... ms/step (mean of steps 2 to ...
         """
         report = self.recording.report(cell)
         if not report.synchronises or report.times:

@@ -267,7 +267,7 @@ class Recording(RecordedTables):
         Example:
             >>> from ddp_notebook.widgets import simulate
             >>> print(simulate(world_size=4).compare().time.cause)
-            the forward of rank 2 takes 18.0 ms instead of 10.0 ms
+            the forward of rank 2 takes 18... ms instead of 10... ms
         """
         from ddp_notebook.observe.compare import comparison
 

@@ -194,8 +194,8 @@ def compare(
         >>> from ddp_notebook.widgets import simulate
         >>> recording = simulate(world_size=4)
         >>> print(compare(recording, recording, (1, 2)).time.sentence)
-        7.51 ms slower per step (39.0 ms -> 46.5 ms per step, +19 %), because the forward of rank 2 takes 18.0 ms \
-instead of 10.0 ms
+        7... ms slower per step (39... ms -> 46... ms per step, +19 %), because the forward of rank 2 takes 18... ms \
+instead of 10... ms
     """
     first, second = (side(one, cell, name) for one, cell, name in zip((a, b), cells, sources, strict=True))
     return Comparison(
