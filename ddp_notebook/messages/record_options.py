@@ -25,10 +25,11 @@ class RecordOptions:
         profiles: folder of the profile. The session sets it.
         solo: for a baseline run on one rank without communication: the number of optimizer steps and of seconds after
             which the cell is ended. None for a normal run.
+        catch_nan: stop the cell before an optimizer step whose gradients are NaN or infinite, see `Session.catch_nan`.
 
     Example:
-        >>> RecordOptions(level="meta", watch=["loss"])
-        RecordOptions(level='meta', full_bytes=0, watch=('loss',), gradient='', profile=False, profiles='', solo=None)
+        >>> RecordOptions(level="meta", watch=["loss"])  # doctest: +ELLIPSIS
+        RecordOptions(level='meta', full_bytes=0, watch=('loss',), gradient='', profile=False, ... catch_nan=False)
     """
 
     level: str = ""
@@ -38,6 +39,7 @@ class RecordOptions:
     profile: bool = False
     profiles: str = ""
     solo: tuple[int, float] | None = None
+    catch_nan: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "watch", tuple(self.watch))  # JSON has no tuples

@@ -14,6 +14,7 @@ steps/     breakdown of training step times, and waits between ranks
 report/    a training cell in numbers and sentences, with advice
 forecast/  predicted step times on other numbers of ranks
 compare/   two training runs: changes of times and numbers
+nan/       where the values of a training run stopped being finite
 figures/   the recording as figures
 trace/     the recording as a trace for Perfetto
 """

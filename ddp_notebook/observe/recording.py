@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ddp_notebook.observe.compare.comparison import Comparison
     from ddp_notebook.observe.forecast.forecast import Forecast
+    from ddp_notebook.observe.nan.first_nan import FirstNan
     from ddp_notebook.observe.remote import AutogradContext, Reference, RemoteCall
     from ddp_notebook.observe.report.report import Report
     from ddp_notebook.observe.steps.run import TrainingRun
@@ -272,6 +273,28 @@ class Recording(RecordedTables):
         from ddp_notebook.observe.compare import comparison
 
         return comparison.compare_with(self, other, cell, other_cell)
+
+    def first_nan(self, cell: int | None = None) -> FirstNan:
+        """Return where the values of a training run stopped being finite. `print` shows it.
+
+        It reads the recorded gradients of each rank before they were averaged, and the logged numbers. If the values of
+        some steps were not recorded, the answer is an interval of steps.
+
+        Args:
+            cell: number of a cell; None: the last one with training steps or logged numbers.
+
+        Raises:
+            UsageError: nothing of such a cell was recorded.
+
+        Example:
+            >>> from ddp_notebook.widgets import simulate
+            >>> simulate(world_size=2).first_nan().is_found
+            False
+        """
+        from ddp_notebook.observe.nan import first_nan
+
+        self.rows("layout")  # request rows that ranks have not sent yet
+        return first_nan.first_nan(self, cell)
 
     def calls(self, cell: int | None = None, since: int = 0) -> list[RemoteCall]:
         """Return RPC calls to other ranks and fetches of remote references, in the order of their start.

@@ -163,3 +163,14 @@ def is_whole_stack(stack: str) -> bool:
         (True, False)
     """
     return stack.rstrip().endswith(("in <module>", "in _run_module_as_main", "..."))  # "...": more than 100 frames
+
+
+def bad_elements(nans: int, infs: int, count: int) -> str:
+    """Format the number of elements that are not finite.
+
+    Example:
+        >>> bad_elements(3, 0, 8), bad_elements(0, 2, 8), bad_elements(1, 1, 2000)
+        ('3 NaN of 8 elements', '2 infinite of 8 elements', '1 NaN and 1 infinite of 2,000 elements')
+    """
+    parts = [f"{nans:,} NaN"] * bool(nans) + [f"{infs:,} infinite"] * bool(infs)
+    return f"{' and '.join(parts)} of {count:,} elements"

@@ -17,6 +17,7 @@ verify/           one training step, compared with one process
 sharding/         placement and memory of sharded models
 forecast/         prediction of step times on other numbers of ranks
 findings/         silent mistakes in the training steps of cells
+nan/              where NaN began, and cells that stop there
 record/           options of the recording, and the recording so far
 
 session_parts     creates and connects the parts of a session

@@ -5,7 +5,7 @@ so its functions import their dependencies when they are called. `rank/hooks` li
 same names. `run/session_hooks` has the hooks of a session. They are called in the order of `FEATURES`:
 
 - `jobs` comes first. So no job starts during the stop of a session, before the recording is complete.
-- `recording` comes before `findings`, which adds lines to its report, and before `monitor`, which shows it.
+- `recording` comes before `findings` and `nan`, which add lines to its report, and before `monitor`, which shows it.
 - `keep` comes after `jobs` and `recording`, because it restores their state from an earlier notebook.
 """
 
@@ -28,6 +28,7 @@ FEATURES = {
     "recording": "ddp_notebook.run.record.feature",
     "findings": "ddp_notebook.run.findings.feature",
     "forecast": "ddp_notebook.run.forecast.feature",
+    "nan": "ddp_notebook.run.nan.feature",
     "monitor": "ddp_notebook.widgets.feature",
     "resize": "ddp_notebook.run.resize.feature",
     "survive": "ddp_notebook.run.survive.feature",

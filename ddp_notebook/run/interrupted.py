@@ -31,10 +31,12 @@ OF_FUNCTIONS: Mapping[str, str] = {
 OF_SESSION: Mapping[str, str] = {
     "__repr__": "interrupted: the session was not described; it continues",
     "baseline": "interrupted: the baseline was not measured; rank 0 has the variables that it had before",
+    "catch_nan": "interrupted: the next cells may not be checked; call it again",
     "check": f"interrupted: the comparison is not complete; {_UNCHANGED}",
     "_check_restart": "interrupted: the check is not complete; all ranks continue",
     "client": "interrupted: the client is not connected; the next use of session.client connects it",
     "detach": "interrupted: %ddp_status shows whether this notebook still has the session, which continues",
+    "first_nan": _READ,
     "interrupt": "interrupted: %ddp_status shows which ranks are still in a cell",
     "log": f"interrupted: the text was not read; {_UNCHANGED}",
     "memory": "interrupted: the measurement is not complete; variables are kept",
@@ -73,6 +75,7 @@ OF_FILES: Mapping[str, str] = {
 OF_RECORDING: Mapping[str, str] = {
     **dict.fromkeys(("save", "save_html", "save_trace"), OF_SESSION["trace"]),
     **dict.fromkeys(("collectives", "steps", "runs", "waits", "straggler", "pipeline", "bandwidth", "calls"), _READ),
+    "first_nan": _READ,
     **dict.fromkeys(("references", "contexts", "gradients", "resources", "layouts", "to_pandas"), _READ),
     **dict.fromkeys(("rows", "metrics", "metrics_of", "_metrics_until", "tensor"), _READ),
     "__repr__": "interrupted: the recording was not described; it is unchanged",

@@ -91,7 +91,8 @@ class Recorder:
         self.claim: Callable[[Group, int, int, Sequence[str]], None] = lambda group, rank, identity, names: None
         self.instead: Callable[[Kernel, tuple[Any, ...]], Any] | None = None  # called instead of every operation
         self.meaning: Callable[[Call], str] | None = None  # returns a description of a message's content
-        self.look: Callable[[Call], None] | None = None  # called at the start of each operation; never raises
+        # Called at the start of each operation; never raises. `listen` sets it.
+        self.look: Callable[[Call], None] | None = None
         self.event_buffer: EventBuffer | None = None  # receives the recorded calls
         self.user_calls: UserCalls | None = None  # follows calls of the user
         # Changed only by methods.
@@ -103,6 +104,7 @@ class Recorder:
         self.unwaited: dict[int, Call] = {}  # issued synchronous calls before their wait, by thread
         self.prune_at = _PRUNE_AT
         self._kept: list[Any] = []
+        self._looks: dict[str, Callable[[Call], None]] = {}  # functions of listeners
         self._boards: weakref.WeakKeyDictionary[ProcessGroup, Board[Any] | None] = weakref.WeakKeyDictionary()
         self._knowing = threading.Lock()  # several threads may register groups and boards at once
         self.groups: dict[int, Group] = {}  # groups by id of the process group
@@ -119,6 +121,24 @@ class Recorder:
         self.repeating.backward = backward  # set before the check: another thread may set a hook at this moment
         if not (self.refusal is None and self.pause is None and self.instead is None and self.look is None):
             self.repeating.backward = None
+
+    def listen(self, listener: str, look: Callable[[Call], None] | None) -> None:
+        """Call a function at the start of each operation from now on, besides those of other listeners.
+
+        Args:
+            listener: name of the caller.
+            look: the function, which never raises; None: call it no longer.
+        """
+        self._looks = {name: one for name, one in self._looks.items() if name != listener}
+        if look is not None:
+            self._looks[listener] = look
+        looks = tuple(self._looks.values())
+
+        def look_all(call: Call) -> None:
+            for one in looks:
+                one(call)
+
+        self.look = None if not looks else looks[0] if len(looks) == 1 else look_all
 
     def note_failure(self, call: Call, error: BaseException) -> None:
         """Store the failure of an operation."""

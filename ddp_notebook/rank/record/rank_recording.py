@@ -25,6 +25,7 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import contextlib, os, time
 
 if TYPE_CHECKING:
+    from ddp_notebook.rank.nan.catcher import NanCatcher
     from ddp_notebook.rank.record.baseline_run import BaselineRun
 
 
@@ -116,6 +117,7 @@ class RankRecording:
         self._recorder = recorder
         self._rank = rank
         self._solo: BaselineRun | None = None
+        self._catcher: NanCatcher | None = None  # made when a cell first asks for it
         self._profile: TorchProfile | None = None
         self._prompt = ""
         self._began_ns = self._began_at = 0
@@ -158,12 +160,22 @@ class RankRecording:
             solo = self._solo = BaselineRun(namespace, *options.solo)
             self._recorder.instead = solo.run
             self.training.on_step.append(solo.on_step)
+        if options.catch_nan:
+            self._catch_nan()
         if options.profile:
             self._profile = TorchProfile(str(profile_path(options.profiles, cell, self._rank())))
         self._began_ns, self._began_at = time.monotonic_ns(), self.event_buffer.puts
 
+    def _catch_nan(self) -> None:
+        from ddp_notebook.rank.nan.catcher import NanCatcher
+
+        self._catcher = self._catcher or NanCatcher(self._recorder, self.event_buffer, self.training.note)
+        self._catcher.begin_cell()
+
     def end_cell(self) -> None:
         """End the recording of a cell. A cell without records leaves no rows."""
+        if self._catcher is not None:
+            self._catcher.end_cell()
         self.training.between.end_cell()
         self.flusher.is_in_cell = False
         self.event_buffer.end_cell()

@@ -166,7 +166,7 @@ class Mistakes:
         self.cell = 0
 
         def listen(look: Any) -> None:
-            recorder.look = look
+            recorder.listen("scaling", look)
 
         def cell() -> int:
             return self.cell

@@ -36,6 +36,7 @@ class Recordings(SessionFeature):
         super().__init__(parts)
         cluster = parts.cluster
         self._usual = RecordOptions(level="values")  # used if a cell has no options
+        self.catches_nan = False  # see `Session.catch_nan`
         self.observer = Observer(
             parts.world_size, cluster.send, lambda: cluster.alive, lambda: cluster.placement.names_of_machines
         )
@@ -100,7 +101,7 @@ class Recordings(SessionFeature):
             UsageError: an option or the level is invalid.
         """
         if asked is None:
-            return self._usual
+            return replace(self._usual, catch_nan=True) if self.catches_nan else self._usual
         if not isinstance(asked, RecordOptions):
             raise UsageError(
                 f"record must be RecordOptions, got {type(asked).__name__}: record=RecordOptions(profile=True)"
@@ -114,7 +115,10 @@ class Recordings(SessionFeature):
         if not all(isinstance(name, str) for name in asked.watch):
             raise UsageError(f"RecordOptions: watch must be names of variables, got {short(asked.watch)}")
         return replace(
-            asked, level=asked.level or self.level, profiles=_folder_of(self.parts.cluster) if asked.profile else ""
+            asked,
+            level=asked.level or self.level,
+            profiles=_folder_of(self.parts.cluster) if asked.profile else "",
+            catch_nan=asked.catch_nan or (self.catches_nan and asked.solo is None and asked.level != LEVELS[0]),
         )
 
     @property

@@ -194,6 +194,11 @@ class TrainingSpans:
         """Let another feature follow the steps."""
         self._observer = self._loaders.observer = observer
 
+    def note(self, name: str, step: int, **details: Any) -> None:
+        """Send a fact about the cell to the notebook, if another feature follows the steps."""
+        if self._observer is not None:
+            self._observer.note(name, step, **details)
+
     def ddp_models(self) -> list[tuple[DistributedDataParallel, Model]]:
         """Return the living DDP models of this process."""
         with self._naming:

@@ -20,6 +20,9 @@ class StepObserver:
     Subclasses override the methods that they need. `tell` calls them, so that an error does not end the user's step.
     """
 
+    def note(self, name: str, step: int, **details: Any) -> None:
+        """Keep a fact about the cell for the notebook: its name, the step, and details as JSON values."""
+
     def inputs(self, model: Any, values: Sequence[Any]) -> None:
         """Called with the inputs of a DDP model or of the root of an FSDP model, when its forward begins or ends."""
 

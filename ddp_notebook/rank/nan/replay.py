@@ -1,0 +1,182 @@
+"""Repeat the last forward of a model and its backward on this rank alone, to find the module that made a bad value.
+
+Afterwards everything is as before: buffers, other attributes of modules, gradients, random state. Collectives raise in
+the meantime, so no other rank is needed. Gradients of parameters are not touched, because `torch.autograd.grad` returns
+them instead of adding them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.hide_from_profiler import unseen
+from ddp_notebook.rank.nan.last_forward import KeptForward, outputs_of, random_state, set_random_state
+from ddp_notebook.rank.nan.origin import BackwardSearch, ForwardSearch, Origin, bad_input, is_bad
+from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
+from ddp_notebook.stdlib import contextlib, io
+
+_MOST_TRIES = 8
+_MOST_NAMES = 4
+_T = TypeVar("_T")
+
+
+class ReplayNeedsRanksError(RuntimeError):
+    """The repeated forward has called a collective."""
+
+
+class Replay:
+    """Repeats forwards of this rank.
+
+    Args:
+        recorder: the collectives of this rank.
+        event_buffer: records nothing in the meantime.
+    """
+
+    def __init__(self, recorder: Recorder, event_buffer: EventBuffer) -> None:
+        self._recorder, self._event_buffer = recorder, event_buffer
+
+    def origin(self, kept: KeptForward, *, nans_only: bool) -> Origin:
+        """Return the place that made the first bad value.
+
+        Args:
+            kept: the forward.
+            nans_only: look for NaN only. Otherwise infinite values count too.
+        """
+        arguments = [*kept.inputs, *kept.named.values()]
+        if found := bad_input(arguments, nans_only=True):
+            return Origin("input", details=found)
+        bad = [name for name, one in kept.module.named_parameters() if is_bad(one, nans_only=nans_only)]
+        if bad:
+            return Origin("parameters", ", ".join(bad[:_MOST_NAMES]) + ", ..." * (len(bad) > _MOST_NAMES))
+        if why := kept.changed():
+            return Origin("", details=why)
+        try:
+            return restored(lambda: self._search(kept, nans_only=nans_only), self._state(kept))
+        except ReplayNeedsRanksError:
+            return Origin("", details="its forward or backward calls a collective")
+        except Exception as error:
+            return Origin("", details=f"repeating its forward raised {type(error).__name__}")
+
+    def _search(self, kept: KeptForward, *, nans_only: bool) -> Origin:
+        def check() -> None:
+            if self._recorder.refusal is not None:  # the cell is being stopped
+                raise KeyboardInterrupt
+
+        self._event_buffer.level = OFF
+        self._recorder.instead = _refuse
+        module = kept.module
+        forward = ForwardSearch(module, check)
+        torch.nn.Module.__call__ = forward.around_call(torch.nn.Module.__call__)  # type: ignore[method-assign]
+        set_random_state(kept.random_state)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            stack.enter_context(torch.enable_grad())
+            for device, is_on, dtype in kept.autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=is_on, cache_enabled=False))
+            if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import takes a second
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            outputs = outputs_of(module(*kept.inputs, **kept.named))
+        if (found := forward.origin(nans_only=nans_only)) is not None:
+            return found
+        if any(is_bad(one, nans_only=nans_only) for one, _ in kept.gradients.values()):
+            return Origin("loss", details="the output of the model was finite, and the gradient of the loss was not")
+        return self._search_backward(kept, outputs, forward, nans_only=nans_only, check=check)
+
+    def _search_backward(
+        self,
+        kept: KeptForward,
+        outputs: list[torch.Tensor],
+        forward: ForwardSearch,
+        *,
+        nans_only: bool,
+        check: Callable[[], None],
+    ) -> Origin:
+        known = [(outputs[at], one) for at, (one, _) in sorted(kept.gradients.items()) if at < len(outputs)]
+        wanted = [one for one in (*kept.module.parameters(), *kept.tensors()) if one.requires_grad]
+        if not known or not wanted:
+            return Origin("", details="no gradient of its output was computed")
+        backward = BackwardSearch(forward, check)
+        backward.watch(one for one, _ in known)
+        torch.autograd.grad(
+            [one for one, _ in known], wanted, grad_outputs=[one for _, one in known], allow_unused=True
+        )
+        return backward.origin(nans_only=nans_only) or Origin(
+            "", details="its last forward and backward gave finite values when repeated"
+        )
+
+    def _state(self, kept: KeptForward) -> Callable[[], None]:
+        """Keep the state that the repetition changes. Return a function that restores it, which may be called again."""
+        recorder, event_buffer = self._recorder, self._event_buffer
+        level, instead, call = event_buffer.level, recorder.instead, torch.nn.Module.__call__
+        random = unseen(random_state)
+        modules = list(kept.module.modules())
+        attributes = [(module, dict(module.__dict__)) for module in modules]
+        containers: list[tuple[Any, Any]] = [
+            (one, dict(one)) for module in modules for one in (module._buffers, module._parameters, module._modules)
+        ]
+        buffers = [(one, one.detach().clone(), one._version) for one in _plain_tensors(modules)]
+
+        def restore() -> None:
+            torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+            recorder.instead = instead
+            event_buffer.level = level
+            for module, its in attributes:
+                for name in [name for name in module.__dict__ if name not in its]:
+                    del module.__dict__[name]
+                module.__dict__.update(its)
+            for container, its in containers:
+                container.update(its)
+            with torch.no_grad():
+                for tensor, values, version in buffers:
+                    if tensor._version != version:
+                        tensor.detach().copy_(values)
+            set_random_state(random)
+
+        return restore
+
+
+def _plain_tensors(modules: list[torch.nn.Module]) -> Iterator[torch.Tensor]:
+    """Yield the buffers, and the tensors in other attributes."""
+    seen: set[int] = set()
+    for module in modules:
+        for one in (*module._buffers.values(), *module.__dict__.values()):
+            if type(one) is torch.Tensor and id(one) not in seen and not one.is_inference():
+                seen.add(id(one))
+                yield one
+
+
+def _refuse(*_: Any) -> Any:
+    raise ReplayNeedsRanksError
+
+
+def restored(work: Callable[[], _T], restore: Callable[[], None]) -> _T:
+    """Call a function, and then restore the state, also if an interrupt arrives while it is restored.
+
+    Args:
+        work: the function.
+        restore: restores the state; it may be called again.
+
+    Example:
+        >>> restored(lambda: 3, lambda: None)
+        3
+    """
+    failure: BaseException | None = None
+    found: Any = None
+    try:
+        found = work()
+    except BaseException as error:
+        failure = error
+    for _ in range(_MOST_TRIES):
+        try:
+            restore()
+            break
+        except KeyboardInterrupt as error:
+            failure = error
+    if failure is not None:
+        raise failure
+    return found

@@ -1,0 +1,104 @@
+"""`%ddp_nan --catch`: a cell stops before the optimizer step on all ranks, and the module is named."""
+
+import pytest
+
+from ddp_notebook.errors import RankError
+from tests.nan.programs import SETUP
+
+ERROR = "GradientsNotFiniteError: gradients were NaN or infinite in step 3 (counted from 0)"
+
+
+@pytest.fixture(scope="module")
+def ranks(session):
+    session.run(SETUP)
+    session.catch_nan()
+    yield session
+    session.catch_nan(False)
+
+
+@pytest.fixture
+def stopped(ranks, capsys):
+    """Run a program that must be stopped, and return the lines under its cell."""
+
+    def run(code: str, whose: str = "(ranks 0-1)") -> str:
+        capsys.readouterr()
+        with pytest.raises(RankError) as error:
+            ranks.run(code)
+        first = str(error.value).splitlines()[0]
+        assert first.startswith(ERROR) and whose in first
+        return capsys.readouterr().err
+
+    return run
+
+
+def printed(ranks, expression: str) -> list[str]:
+    """Return the value of an expression on each rank, as text."""
+    results = ranks.run(f"print({expression})", quiet=True)
+    return [results[rank].stdout.strip() for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("input", "the input of the model was not finite: argument 0 has 1 of 128 elements that are not finite, in "),
+        (
+            "log",
+            "the forward of layers.1.norm (BatchNorm1d) made the first NaN: its output has 128 NaN of 128 elements",
+        ),
+        ("code", "the forward of layers.1 (Block) made the first of those: in its own code before it calls "),
+        (
+            "sqrt",
+            "the backward of layers.1.odd.inner (Sqrt) made the first NaN: AbsBackward0 returned a gradient with ",
+        ),
+        ("loss", "the output of the model was finite, and the gradient of the loss was not"),
+    ],
+)
+def test_all_ranks_stop_and_the_place_is_named(stopped, ranks, fault, expected):
+    lines = stopped(f"train({fault!r})")
+    assert "rank 1, step 3: bucket 0 of Net" in lines and " NaN of 980 elements before the average" in lines
+    assert f"rank 1: {expected}" in lines or expected in lines
+    assert "the gradients of rank 0 were finite before the average" in lines
+    # The optimizer has not used the gradients, and the repetition has left nothing behind.
+    assert printed(ranks, "sum(not p.isfinite().all() for p in net.parameters())") == ["0", "0"]
+    assert printed(ranks, "same(kept, state())") == ["True", "True"]
+    found = ranks.first_nan()
+    assert found.ranks == (1,) and found.step == 3 and found.last_clean_step == 2
+    assert any("rank 1, step 3: bucket 0" in one for one in ranks.recording.findings[found.cell])
+
+
+def test_infinite_values_of_the_forward_are_traced_to_their_module(stopped):
+    lines = stopped("train('log')")
+    assert "what it got had infinite values; the forward of layers.1.odd.inner (Log) made the first of those" in lines
+
+
+def test_fsdp_stops_all_ranks_also_if_one_shard_has_the_nan(stopped):
+    lines = stopped("train('sqrt', wrap=shard)")
+    assert "rank 1, step 3: the gradients of layers.1 had " in lines
+    assert "1 earlier average of this backward had finite gradients" in lines
+    assert "the module is not known" in lines
+
+
+def test_without_an_average_the_rank_with_the_nan_stops(stopped):
+    assert "rank 1, step 3: gradients had NaN before the optimizer step" in stopped(
+        "train('input', wrap=lambda net: net)", "(rank 1); succeeded: rank 0"
+    )
+
+
+def test_a_scaler_skips_its_step_itself(ranks):
+    scaler = "torch.amp.GradScaler('cpu', init_scale=256.0)"
+    fused = "lambda p, lr: torch.optim.Adam(p, lr=lr, fused=True)"
+    for options in (f"scaler={scaler}", f"scaler={scaler}, optimizer={fused}"):
+        assert ranks.run(f"train('scaled', {options})").ok
+        assert not ranks.first_nan().is_found
+
+
+def test_the_next_cells_run_and_nothing_is_left(ranks):
+    state = "DDP.forward.__code__.co_name, torch.nn.Module.__call__.__qualname__, len(torch.optim.optimizer._global_optimizer_pre_hooks)"
+    before = printed(ranks, state)
+    assert ranks.run("train()").ok
+    assert printed(ranks, state) == before
+    ranks.catch_nan(False)
+    assert ranks.run("train('input')").ok
+    found = ranks.first_nan()
+    assert found.is_found and found.ranks == (1,) and found.step == 3
+    ranks.catch_nan()
