@@ -79,6 +79,7 @@ _NOTEBOOK = {
     ),
     "findings": (["ddp_notebook.run.findings"], []),
     "forecast": (["ddp_notebook.run.forecast", "ddp_notebook.observe.forecast"], ["ddp_forecast"]),
+    "nan": (["ddp_notebook.run.nan", "ddp_notebook.observe.nan"], ["ddp_nan"]),
     "monitor": (["ddp_notebook.widgets"], ["ddp_monitor"]),
     "resize": (["ddp_notebook.run.resize"], ["ddp_resize"]),
     "survive": (["ddp_notebook.run.survive", "ddp_notebook.launch.preemption"], []),

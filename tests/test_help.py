@@ -135,7 +135,8 @@ def test_magics_of_features_stand_in_their_sections():
     assert sections["session"][:4] == ["ddp_start", "ddp_attach", "ddp_torchrun", "ddp_status"]
     last = ["ddp_heal", "ddp_resize", "ddp_fault", "ddp_check", "ddp_memory", "ddp_verify"]
     assert sections["session"][-6:] == last
-    assert sections["recording"] == ["ddp_record", "ddp_report", "ddp_monitor", "ddp_diff", "ddp_trace", "ddp_forecast"]
+    recording = ["ddp_record", "ddp_report", "ddp_monitor", "ddp_diff", "ddp_trace", "ddp_forecast", "ddp_nan"]
+    assert sections["recording"] == recording
     assert sections["cells"][1:6] == ["on_ranks", "ddp_twice", "ddp_jobs", "ddp_wait", "ddp_cancel"]
 
 

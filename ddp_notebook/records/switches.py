@@ -5,7 +5,8 @@ from __future__ import annotations
 from ddp_notebook.stdlib import os
 
 VARIABLE = "DDP_NOTEBOOK_TEST_WITHOUT"
-NEEDS = {"findings": "recording"}  # a feature that follows the recorded steps is off without them
+# A feature that follows or reads the recorded steps is off without them.
+NEEDS = {"findings": "recording", "nan": "recording"}
 
 
 def without() -> frozenset[str]:

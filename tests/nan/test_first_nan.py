@@ -67,7 +67,8 @@ def test_all_ranks_at_once():
 
 @pytest.mark.parametrize("which", ["nan", "infinite"])
 def test_a_run_that_recovers_has_no_finding(which):
-    found = recorded(**{which: {(2, 0): [1]}}).first_nan()
+    bad = {(2, 0): [1]}
+    found = (recorded(nan=bad) if which == "nan" else recorded(infinite=bad)).first_nan()
     assert not found.is_found and "all recorded gradients were finite up to step 9" in found.sentence
     assert any("in step 2 gradients were not finite, first on rank 0 in bucket 1" in line for line in found.details)
 

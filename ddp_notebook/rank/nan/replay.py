@@ -119,7 +119,7 @@ class Replay:
         containers: list[tuple[Any, Any]] = [
             (one, dict(one)) for module in modules for one in (module._buffers, module._parameters, module._modules)
         ]
-        buffers = [(one, one.detach().clone(), one._version) for one in _plain_tensors(modules)]
+        buffers = [(one, one.detach().clone()) for one in _plain_tensors(modules)]
 
         def restore() -> None:
             torch.nn.Module.__call__ = call  # type: ignore[method-assign]
@@ -132,9 +132,8 @@ class Replay:
             for container, its in containers:
                 container.update(its)
             with torch.no_grad():
-                for tensor, values, version in buffers:
-                    if tensor._version != version:
-                        tensor.detach().copy_(values)
+                for tensor, values in buffers:  # BatchNorm changes its statistics without a new version
+                    tensor.detach().copy_(values)
             set_random_state(random)
 
         return restore

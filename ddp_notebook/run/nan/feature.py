@@ -51,6 +51,6 @@ def _session() -> type[Any]:
 
 
 FEATURE = NotebookFeature(
-    magics={"ddp_nan": FeatureMagic(nan_line, ddp_nan, OF_SESSION["first_nan"], "recording", "ddp_report")},
+    magics={"ddp_nan": FeatureMagic(nan_line, ddp_nan, OF_SESSION["first_nan"], "recording", "ddp_forecast")},
     session=_session,
 )
