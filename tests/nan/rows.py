@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -76,7 +77,13 @@ def recorded(
                 metrics.append(_metric("best", best, step, rank, cell, number))
             spans.append({"span": serial, "rank": rank, "kind": SPANS.index("optimizer"), "cell": cell, "step": step})
         layouts = [{"rank": rank, "model": number[MODEL], "buckets": len(texts) - 1}]
-        tables = {"call": calls, "value": values, "metric": metrics, "span": spans, "layout": layouts}
+        tables: dict[str, list[dict[str, Any]]] = {
+            "call": calls,
+            "value": values,
+            "metric": metrics,
+            "span": spans,
+            "layout": layouts,
+        }
         rows = {name: _rows(name, some) for name, some in tables.items() if some}
         recording.feed(Batch(rank=rank, stream=1, texts=dict(enumerate(texts)), tables=rows))
     return recording
@@ -89,7 +96,7 @@ def _metric(name: str, value: float, step: int, rank: int, cell: int, number: Ma
     }  # fmt: skip
 
 
-def _rows(table: str, some: Sequence[Mapping[str, object]]) -> np.ndarray:
+def _rows(table: str, some: Sequence[Mapping[str, Any]]) -> np.ndarray:
     rows = np.zeros(len(some), TABLES[table])
     for name in some[0]:
         rows[name] = [one[name] for one in some]

@@ -66,7 +66,7 @@ def test_all_ranks_stop_and_the_place_is_named(stopped, ranks, fault, expected):
     assert any("rank 1, step 3: bucket 0" in one for one in ranks.recording.findings[found.cell])
 
 
-def test_infinite_values_of_the_forward_are_traced_to_their_module(stopped):
+def test_infinite_values_are_traced(stopped):
     lines = stopped("train('log')")
     assert "what it got had infinite values; the forward of layers.1.odd.inner (Log) made the first of those" in lines
 

@@ -16,7 +16,7 @@ def losses_from(step: int, rank: int, value: float = NAN) -> dict[tuple[int, int
     return {(one, of): value for of in (0, 1) for one in range(step + (of != rank), 10)}
 
 
-def test_the_answer_names_rank_step_bucket_and_the_last_clean_step():
+def test_the_answer_names_rank_step_and_bucket():
     found = recorded(nan={(6, 1): [1, 2], **from_on(7, 2)}, losses=losses_from(6, 1)).first_nan()
 
     assert found.sentence == (
@@ -49,7 +49,7 @@ def test_sampled_values_give_an_interval_and_what_to_record():
     assert any("anywhere from step 5 to step 8" in line and "%ddp_record all" in line for line in found.details)
 
 
-def test_finite_gradients_of_another_rank_make_a_sampled_step_exact():
+def test_a_finite_rank_makes_a_sampled_step_exact():
     # The weights were finite, so it did not begin in an earlier step.
     found = recorded(nan={(8, 1): [0], **from_on(9, 2)}, left_out=[5, 6, 7]).first_nan()
     assert "in step 8 rank 1 sent NaN" in found.sentence
@@ -73,7 +73,7 @@ def test_a_run_that_recovers_has_no_finding(which):
     assert any("in step 2 gradients were not finite, first on rank 0 in bucket 1" in line for line in found.details)
 
 
-def test_a_skipped_step_has_no_finding_even_if_it_is_the_last_one():
+def test_a_skipped_last_step_has_no_finding():
     # A GradScaler skips the optimizer step, so the next backward has the same step number.
     found = recorded(infinite={(9, 0): [1]}, repeated=[9]).first_nan()
     assert not found.is_found
@@ -106,7 +106,7 @@ def test_without_gradients_the_loss_is_the_answer():
     assert not found.is_found and found.sentence == "cell 1: all logged numbers are finite; no gradient was recorded"
 
 
-def test_weights_that_were_nan_before_the_cell_lead_to_the_earlier_cell():
+def test_nan_weights_lead_to_the_earlier_cell():
     run = recorded(nan=from_on(0, 2), cell=2, into=recorded(nan={(6, 1): [0], **from_on(7, 2)}, cell=1))
     found = run.first_nan()
     assert found.cell == 2 and "in step 0, the first bad one that was recorded, all 2 ranks" in found.sentence
