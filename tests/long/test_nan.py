@@ -126,28 +126,45 @@ def test_64_ranks_and_1000_steps_take_half_a_second():
     assert min(times) <= 0.5, times
 
 
-def test_a_check_takes_at_most_2_ms_of_a_step_of_100_ms(ranks):
-    code = """
+def test_checks_take_at_most_2_ms_of_a_step_of_100_ms(ranks):
+    # The time in the checks themselves: differences of whole steps vary by more than 2 ms.
+    ranks.run("""
 import time
+from ddp_notebook.rank.nan.catcher import NanCatcher
+from ddp_notebook.rank.nan.checked_calls import CheckedCalls
+from ddp_notebook.rank.nan.last_forward import KeptForward
+spent = 0.0
+def timed(kind, name):
+    original = getattr(kind, name)
+    def call(*args):
+        global spent
+        begin = time.thread_time()
+        try:
+            return original(*args)
+        finally:
+            spent += time.thread_time() - begin
+    setattr(kind, name, call)
+    return lambda: setattr(kind, name, original)
+undo = [timed(*one) for one in (
+    (CheckedCalls, "look"), (NanCatcher, "_before_step"), (KeptForward, "__init__"), (KeptForward, "note_outputs"))]
+""")
+    result = ranks.run(
+        """
 torch.manual_seed(0)
 big = DDP(nn.Sequential(*[nn.Linear(512, 512) for _ in range(8)]))
 small = torch.optim.SGD(big.parameters(), lr=0.001)
-times = []
+spent, begin = 0.0, time.thread_time()
 for step in range(30):
-    x = torch.randn(768, 512)
-    begin = time.thread_time()
-    small.zero_grad(); big(x).square().mean().backward(); small.step()
-    times.append(time.thread_time() - begin)
-print(sorted(times)[len(times) // 2] * 1000)
-"""
-
-    def median(on: bool) -> float:
-        ranks.catch_nan(on)
-        results = ranks.run(code, quiet=True)
-        return min(float(results[rank].stdout) for rank in (0, 1))
-
-    pairs = [(median(False), median(True)) for _ in range(4)]
-    ranks.catch_nan()
-    without, with_ = min(a for a, _ in pairs), min(b for _, b in pairs)
-    print(f"ms of a step without and with checks: {without:.2f} {with_:.2f}")
-    assert with_ - without <= max(2.0, 0.02 * without), pairs
+    small.zero_grad()
+    big(torch.randn(768, 512)).square().mean().backward()
+    small.step()
+print(spent / 30 * 1000, (time.thread_time() - begin) / 30 * 1000)
+for one in undo:
+    one()
+""",
+        quiet=True,
+    )
+    for rank in (0, 1):
+        checks, step = map(float, result[rank].stdout.split())
+        print(f"rank {rank}: {checks:.2f} ms of a step of {step:.1f} ms")
+        assert 0 < checks <= max(2.0, 0.02 * step)

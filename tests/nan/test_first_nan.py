@@ -1,4 +1,4 @@
-"""Where the values of a run stopped being finite, from recorded rows."""
+"""The first NaN or infinite value of a run, from recorded rows."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Where the values of a training run stopped being finite: `%ddp_nan`.
+"""The first NaN or infinite value of a training run: `%ddp_nan`.
 
 first_nan        the answer: the first step, ranks and gradients, in one sentence with details
 gradient_inputs  the recorded gradients of one cell before they were averaged

@@ -1,4 +1,4 @@
-"""Where the values of a training run stopped being finite, from recorded rows.
+"""Find the first NaN or infinite value of a training run in recorded rows.
 
 A gradient counts only if the run did not recover: `GradScaler` skips steps with infinite gradients, and so may a
 program. So the answer is about the steps after the last step in which all recorded gradients were finite.
@@ -30,7 +30,7 @@ _RECORD = "%ddp_record all, and run the cell again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstNan:
-    """Where the values of a training run stopped being finite. `print` shows the sentence and the details.
+    """The first NaN or infinite value of a training run. `print` shows the sentence and the details.
 
     Args:
         cell: number of the cell.
@@ -56,7 +56,7 @@ class FirstNan:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the recorded gradients show the first step: they were finite in the step before, or on a rank."""
+        """Return whether the recorded gradients show the first step: they were finite in the step before, or on a rank."""
         return self.step is not None and self.last_clean_step == self.step - 1
 
     def __str__(self) -> str:

@@ -48,7 +48,7 @@ class NanCatcher:
 
     def begin_cell(self) -> None:
         """Check the gradients of a cell that starts."""
-        self.end_cell()  # of a cell whose end was interrupted
+        self.end_cell()  # the end of an earlier cell may have been interrupted
         forward = DistributedDataParallel.forward
         around(DistributedDataParallel, "forward", self._forwards.around_forward)
         hook = register_optimizer_step_pre_hook(uncompiled(self._before_step))
@@ -92,7 +92,7 @@ class NanCatcher:
             self._forget()
         raise GradientsNotFiniteError(
             f"gradients were NaN or infinite in step {step:,} (counted from 0), so %ddp_nan --catch stopped the cell "
-            "before the optimizer stepped; all parameters are as before the step"
+            "before the optimizer used them"
         )
 
     def _is_clean(self, optimizer: Optimizer, gradients: Sequence[torch.Tensor]) -> bool:

@@ -144,7 +144,7 @@ class CheckedCalls:
 
     @property
     def has_averages(self) -> bool:
-        """Whether DDP or FSDP has averaged gradients since the last step."""
+        """Return whether DDP or FSDP has averaged gradients since the last step."""
         return bool(self._averages)
 
     def is_any_bad(self) -> bool:
@@ -164,8 +164,8 @@ class CheckedCalls:
         return 0
 
     def bad(self) -> list[Checked]:
-        """Return the bad gradients of this rank, in the order of their averages; those of the user if there are no
-        others."""
+        """Return the bad gradients of this rank, in the order of their averages; or else those of
+        the user."""
         found = [one for average in self._last() for one in average.bad]
         found = [one for one in found if one.total is None or not math.isfinite(one.total.item())]
         return found or list(self._of_user)

@@ -16,7 +16,7 @@ _MOST_SAMPLES = 8
 
 
 class Origin(NamedTuple):
-    """Where a bad value was made.
+    """The place that made a bad value.
 
     Args:
         place: "input", "parameters", "forward", "loss", "backward" or "" if it is not known.
