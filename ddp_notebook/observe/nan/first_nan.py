@@ -56,7 +56,7 @@ class FirstNan:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether the recorded gradients show the first step: they were finite in the step before, or on a rank."""
+        """Return whether the gradients of the step before were recorded and finite."""
         return self.step is not None and self.last_clean_step == self.step - 1
 
     def __str__(self) -> str:

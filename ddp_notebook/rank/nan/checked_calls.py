@@ -164,8 +164,7 @@ class CheckedCalls:
         return 0
 
     def bad(self) -> list[Checked]:
-        """Return the bad gradients of this rank, in the order of their averages; or else those of
-        the user."""
+        """Return the bad gradients of this rank in the order of their averages, or else bad tensors of the user."""
         found = [one for average in self._last() for one in average.bad]
         found = [one for one in found if one.total is None or not math.isfinite(one.total.item())]
         return found or list(self._of_user)
