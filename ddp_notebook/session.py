@@ -732,10 +732,15 @@ class Session:
         Args:
             on: False: check the next cells no longer.
 
+        Raises:
+            UsageError: the recording is off.
+
         Example:
             >>> session.catch_nan()
             >>> session.catch_nan(False)
         """
+        if on and self._recordings.level == "off":
+            raise UsageError("the steps of cells are not recorded; run %ddp_record values first")
         self._recordings.catches_nan = on
 
     def baseline(self, steps: int = 30, limit_s: float = 20.0) -> None:

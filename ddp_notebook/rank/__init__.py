@@ -27,7 +27,6 @@ resize/        changes the number of ranks
 verify/        one training step, compared with one process
 survive/       training that continues when a rank dies
 findings/      facts about training steps, for findings
-nan/           stops a cell before an optimizer step with NaN
 record/        records the rank's activity as rows
 script/        a rank of a torchrun job, to which a notebook can attach
 variables/     the rank's variables: serialized, compared, copied

@@ -47,7 +47,7 @@ for step in range(5):
 
 _SLOW = """
 import time
-import ddp_notebook.rank.nan.origin as search
+import ddp_notebook.rank.record.nan.origin as search
 kinds_in = search.kinds_in
 def slow(values):
     global calls
@@ -130,9 +130,9 @@ def test_checks_take_at_most_2_ms_of_a_step_of_100_ms(ranks):
     # The time in the checks themselves: differences of whole steps vary by more than 2 ms.
     ranks.run("""
 import time
-from ddp_notebook.rank.nan.catcher import NanCatcher
-from ddp_notebook.rank.nan.checked_calls import CheckedCalls
-from ddp_notebook.rank.nan.last_forward import KeptForward
+from ddp_notebook.rank.record.nan.catcher import NanCatcher
+from ddp_notebook.rank.record.nan.checked_calls import CheckedCalls
+from ddp_notebook.rank.record.nan.last_forward import KeptForward
 spent = 0.0
 def timed(kind, name):
     original = getattr(kind, name)

@@ -13,4 +13,5 @@ metrics         `log`, and watched variables
 resources       memory and load
 gpu_times       start and end times of work on a GPU
 baseline_run    a cell on one rank without communication, as a baseline
+nan/            stops a cell before an optimizer step with NaN
 """

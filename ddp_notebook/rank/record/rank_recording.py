@@ -25,8 +25,8 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import contextlib, os, time
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.nan.catcher import NanCatcher
     from ddp_notebook.rank.record.baseline_run import BaselineRun
+    from ddp_notebook.rank.record.nan.catcher import NanCatcher
 
 
 class TorchProfile:
@@ -167,7 +167,7 @@ class RankRecording:
         self._began_ns, self._began_at = time.monotonic_ns(), self.event_buffer.puts
 
     def _catch_nan(self) -> None:
-        from ddp_notebook.rank.nan.catcher import NanCatcher
+        from ddp_notebook.rank.record.nan.catcher import NanCatcher
 
         self._catcher = self._catcher or NanCatcher(self._recorder, self.event_buffer, self.training.note)
         self._catcher.begin_cell()

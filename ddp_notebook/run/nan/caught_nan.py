@@ -11,7 +11,7 @@ from ddp_notebook.records.words import bad_elements, list_ranks
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.session_hooks import SessionFeature
 
-_FACT = "caught-nan"  # see `rank.nan.catcher`
+_FACT = "caught-nan"  # see `rank.record.nan.catcher`
 
 
 class CaughtNan(SessionFeature):

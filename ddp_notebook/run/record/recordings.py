@@ -101,7 +101,7 @@ class Recordings(SessionFeature):
             UsageError: an option or the level is invalid.
         """
         if asked is None:
-            return replace(self._usual, catch_nan=True) if self.catches_nan else self._usual
+            return replace(self._usual, catch_nan=self.catches_nan and self.level != LEVELS[0])
         if not isinstance(asked, RecordOptions):
             raise UsageError(
                 f"record must be RecordOptions, got {type(asked).__name__}: record=RecordOptions(profile=True)"

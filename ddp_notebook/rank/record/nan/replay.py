@@ -15,9 +15,9 @@ import torch
 
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.hide_from_profiler import unseen
-from ddp_notebook.rank.nan.last_forward import KeptForward, outputs_of, random_state, set_random_state
-from ddp_notebook.rank.nan.origin import BackwardSearch, ForwardSearch, Origin, bad_input, is_bad
 from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
+from ddp_notebook.rank.record.nan.last_forward import KeptForward, outputs_of, random_state, set_random_state
+from ddp_notebook.rank.record.nan.origin import BackwardSearch, ForwardSearch, Origin, bad_input, is_bad
 from ddp_notebook.stdlib import contextlib, io
 
 _MOST_TRIES = 8

@@ -15,11 +15,11 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.hide_from_profiler import unseen
-from ddp_notebook.rank.nan.checked_calls import Checked, CheckedCalls, are_finite
-from ddp_notebook.rank.nan.last_forward import LastForwards
-from ddp_notebook.rank.nan.origin import Origin
-from ddp_notebook.rank.nan.replay import Replay
 from ddp_notebook.rank.record.event_buffer import EventBuffer
+from ddp_notebook.rank.record.nan.checked_calls import Checked, CheckedCalls, are_finite
+from ddp_notebook.rank.record.nan.last_forward import LastForwards
+from ddp_notebook.rank.record.nan.origin import Origin
+from ddp_notebook.rank.record.nan.replay import Replay
 from ddp_notebook.rank.record.training.wrapping import around, uncompiled
 
 FACT = "caught-nan"  # name of the fact that the notebook gets
