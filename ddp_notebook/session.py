@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from ddp_notebook.launch.keep.keeper_client import KeeperClient
     from ddp_notebook.launch.sync.sync import Synced
-    from ddp_notebook.observe.nan.first_nan import FirstNan
     from ddp_notebook.observe.report.report import Report
     from ddp_notebook.run.files.files import SessionFiles
     from ddp_notebook.run.jobs.job import Job
@@ -706,21 +705,6 @@ class Session:
             )
             report = replace(report, notes=(*report.notes, note))
         return report
-
-    def first_nan(self, cell: int | None = None) -> FirstNan:
-        """Return where the values of a training run stopped being finite, see `Recording.first_nan`.
-
-        Args:
-            cell: number of the cell; None: the last training cell.
-
-        Raises:
-            UsageError: nothing of such a cell was recorded.
-
-        Example:
-            >>> print(session.first_nan().sentence)
-            cell ...: all ... finite...
-        """
-        return self.recording.first_nan(cell)
 
     def catch_nan(self, on: bool = True) -> None:
         """Stop the next cells before an optimizer step whose gradients are NaN or infinite, on all ranks together.

@@ -731,6 +731,6 @@ def test_a_session_has_at_most_30_public_names_and_no_base_class():
     assert len(names) <= 30, sorted(names)
 
 
-def test_a_recording_has_at_most_32_public_names():
+def test_a_recording_has_at_most_30_public_names():
     names = {name for name in dir(Recording) if not name.startswith("_")}
-    assert len(names) <= 32, sorted(names)
+    assert len(names) <= 30, sorted(names)

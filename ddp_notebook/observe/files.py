@@ -91,6 +91,6 @@ def _of_ranks(files: list[Path]) -> Recording:
     recording = Recording(1 + max((batch.rank for one in batches for batch in one), default=-1), capacity=capacity)
     for row in itertools.zip_longest(*batches):  # alternating, in the order of arrival over the wire
         for batch in filter(None, row):
-            recording.feed(batch)
+            recording._feed(batch)
     recording.prompts[0] = "script"  # the ranks only ran a script, outside of cells
     return recording

@@ -160,7 +160,7 @@ class Intake:
             if isinstance(what, Batch):
                 self.recording._feed_dropped(what)
             else:
-                self.recording.feed(decode(what))
+                self.recording._feed(decode(what))
         except Exception as error:  # a damaged batch of one rank must not affect other ranks
             self._tell_damaged(rank, error)
 

@@ -55,7 +55,7 @@ class Recording(RecordedTables):
         >>> recording = Recording(world_size=2)
         >>> loss = np.zeros(2, TABLES["metric"])
         >>> loss["name"], loss["step"], loss["value"] = 1, [0, 1], [0.5, 0.25]
-        >>> recording.feed(Batch(rank=0, stream=1, texts={1: "loss"}, tables={"metric": loss}))
+        >>> recording._feed(Batch(rank=0, stream=1, texts={1: "loss"}, tables={"metric": loss}))
         >>> recording.metrics["loss"].values.tolist()
         [0.5, 0.25]
     """

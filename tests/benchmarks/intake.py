@@ -43,8 +43,8 @@ class Watched(Recording):
         self.put_s: deque[float] = deque()
         self.took_ms: list[float] = []
 
-    def feed(self, batch: Batch) -> None:
-        super().feed(batch)
+    def _feed(self, batch: Batch) -> None:
+        super()._feed(batch)
         if self.put_s:
             self.took_ms.append((time.monotonic() - self.put_s.popleft()) * 1000)
 
@@ -167,7 +167,7 @@ def batch(count: int = 3000) -> list[Figure]:
         for _ in range(5):
             began_s = time.process_time()
             for _ in range(count // 5):
-                recording.feed(decode(one))
+                recording._feed(decode(one))
             blocks.append((time.process_time() - began_s) / (count // 5) * 1e6)
         figures.append(
             Figure(

@@ -51,7 +51,7 @@ def _of_the_notebook() -> Figure:
     after = []
     for second, batches in enumerate(_seconds(HOUR_S)):
         for batch in batches:
-            recording.feed(decode(batch))
+            recording._feed(decode(batch))
         if second % (HOUR_S // 4) == HOUR_S // 4 - 1:
             after.append((process.memory_info().rss - before) / _MIB)
     return Figure(

@@ -141,7 +141,7 @@ class Stream:
 
 def feed(recording: Recording, texts: dict[int, str], tables: dict[str, Rows]) -> None:
     """Feed the rows of all ranks in one batch, which a recording accepts."""
-    recording.feed(Batch(rank=0, stream=1, texts=texts, tables=tables))
+    recording._feed(Batch(rank=0, stream=1, texts=texts, tables=tables))
 
 
 def many(world_size: int = 64, seconds: float = 20.0) -> list[Figure]:

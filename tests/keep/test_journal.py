@@ -208,7 +208,7 @@ def fed(recorded: KeptRecording) -> Recording:
     recording = Recording(world_size=1)
     for one in [*recorded.left(), *batches(recorded.parts())]:
         assert not isinstance(one, Renumbered)
-        recording.feed(decode(one[1]))
+        recording._feed(decode(one[1]))
     return recording
 
 

@@ -78,7 +78,7 @@ def test_no_rank_hangs_20_of_20(ranks):
         with pytest.raises(RankError, match=r"GradientsNotFiniteError.*\(ranks 0-1\)"):
             ranks.run(f"train({fault!r}, at={at}, guilty={guilty})", timeout_s=20)
         assert time.monotonic() - begin < 20, number
-        found = ranks.first_nan()
+        found = ranks.recording.first_nan()
         assert (found.step, found.ranks) == (at, (guilty,)), number
 
 
@@ -112,7 +112,7 @@ def test_60_right_programs_run_on(ranks):
     assert len(programs) == 60
     for model, optimizer, style in programs:
         assert ranks.run(_RIGHT.format(model=model, optimizer=optimizer, style=style)).ok, (model, optimizer, style)
-        assert not ranks.first_nan().is_found, (model, optimizer, style)
+        assert not ranks.recording.first_nan().is_found, (model, optimizer, style)
 
 
 def test_64_ranks_and_1000_steps_take_half_a_second():

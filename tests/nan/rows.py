@@ -85,7 +85,7 @@ def recorded(
             "layout": layouts,
         }
         rows = {name: _rows(name, some) for name, some in tables.items() if some}
-        recording.feed(Batch(rank=rank, stream=1, texts=dict(enumerate(texts)), tables=rows))
+        recording._feed(Batch(rank=rank, stream=1, texts=dict(enumerate(texts)), tables=rows))
     return recording
 
 

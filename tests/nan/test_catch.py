@@ -61,7 +61,7 @@ def test_all_ranks_stop_and_the_place_is_named(stopped, ranks, fault, expected):
     # The optimizer has not used the gradients, and the repetition has left nothing behind.
     assert printed(ranks, "sum(not p.isfinite().all() for p in net.parameters())") == ["0", "0"]
     assert printed(ranks, "same(kept, state())") == ["True", "True"]
-    found = ranks.first_nan()
+    found = ranks.recording.first_nan()
     assert found.ranks == (1,) and found.step == 3 and found.last_clean_step == 2
     assert any("rank 1, step 3: bucket 0" in one for one in ranks.recording.findings[found.cell])
 
@@ -89,7 +89,7 @@ def test_a_scaler_skips_its_step_itself(ranks):
     fused = "lambda p, lr: torch.optim.Adam(p, lr=lr, fused=True)"
     for options in (f"scaler={scaler}", f"scaler={scaler}, optimizer={fused}"):
         assert ranks.run(f"train('scaled', {options})").ok
-        assert not ranks.first_nan().is_found
+        assert not ranks.recording.first_nan().is_found
 
 
 def test_the_next_cells_run_and_nothing_is_left(ranks):
@@ -100,6 +100,6 @@ def test_the_next_cells_run_and_nothing_is_left(ranks):
     assert printed(ranks, state) == before
     ranks.catch_nan(False)
     assert ranks.run("train('input')").ok
-    found = ranks.first_nan()
+    found = ranks.recording.first_nan()
     assert found.is_found and found.ranks == (1,) and found.step == 3
     ranks.catch_nan()

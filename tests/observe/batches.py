@@ -59,7 +59,7 @@ class Rank:
     """A rank that numbers its texts in the order of their use.
 
     rank = Rank(1)
-    recording.feed(rank.batch(rank.call("all_reduce"), rank.values(1, 0, [1.0, 2.0])))
+    recording._feed(rank.batch(rank.call("all_reduce"), rank.values(1, 0, [1.0, 2.0])))
     """
 
     def __init__(self, rank: int, stream: int = 1) -> None:

@@ -116,7 +116,7 @@ def test_the_real_recording_gives_the_same():
     run = simulate(noise_ms=3)
     recording = Recording(4)
     for batch in run.batches():
-        recording.feed(batch)
+        recording._feed(batch)
 
     assert recording.bandwidth() == bandwidth(run) != []
     assert recording.bandwidth(cell=5) == []

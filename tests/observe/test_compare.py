@@ -24,7 +24,7 @@ from tests.observe.synthetic import Synthetic, simulate
 def recorded(run: Synthetic) -> Recording:
     recording = Recording(run.world_size)
     for batch in run.batches():
-        recording.feed(batch)
+        recording._feed(batch)
     return recording
 
 

@@ -43,7 +43,7 @@ def logged(values, name="loss", cell=1, first=0, into=None, is_given=True, unit=
         rows["step"], rows["value"], rows["is_given"] = first + np.arange(len(own)), own, is_given
         rows["unit"] = STEP_UNITS.index(unit)
         stream = hash((rank, name, cell)) % 2**31
-        recording.feed(Batch(rank=rank, stream=stream, texts={1: name}, tables={"metric": rows}))
+        recording._feed(Batch(rank=rank, stream=stream, texts={1: name}, tables={"metric": rows}))
     return recording
 
 
@@ -548,7 +548,7 @@ def test_an_error_that_lists_names_is_short_and_printable():
     recording, rank = Recording(1), Rank(0)
     odd = ["\x1b[31mred", "n\nl", "", "loss"]
     many = [*odd, *(f"x{at}" for at in range(2000))]
-    recording.feed(rank.batch(*(rank.row("metric", name=name, value=3.0, cell=1) for name in many)))
+    recording._feed(rank.batch(*(rank.row("metric", name=name, value=3.0, cell=1) for name in many)))
     with pytest.raises(UsageError) as error:
         recording.plot.loss("no\x1bpe")
     assert str(error.value) == (

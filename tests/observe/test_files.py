@@ -27,11 +27,11 @@ def full():
     recording = Recording(3)
     for rank in range(3):
         for stream in (1, 2):
-            recording.feed(some_batch(np.random.default_rng(rank * 10 + stream), rank=rank, stream=stream))
+            recording._feed(some_batch(np.random.default_rng(rank * 10 + stream), rank=rank, stream=stream))
     one, side = Rank(2, stream=3), {"name": "p", "title": "pair", "ranks": [0, 2]}
     tensors = (Tensor(call=1, side=1, dtype="int64", shape=(2,), data=np.arange(2).tobytes()),) * 2
     rows = (one.call(group=side), one.values(1, 1, [5.0]), one.row("metric", name="loss", value=2.0, time_ns=9 * S))
-    recording.feed(one.batch(*rows, tensors=tensors, dropped=2))
+    recording._feed(one.batch(*rows, tensors=tensors, dropped=2))
     recording.clock.add(2, sent_ns=0, rank_ns=5 * S, received_ns=100)
     recording.baseline = {"samples_per_s": 12.5}
     return recording

@@ -243,7 +243,7 @@ def test_the_figure_has_predictions_and_the_measured_step():
 def test_a_saved_recording_gives_the_same(tmp_path):
     recording = Recording(2)
     for batch in simulate(steps=20, world_size=2, transfer_ms=5).batches():
-        recording.feed(batch)
+        recording._feed(batch)
     before = recording.forecast([8, 64])
     assert load(recording.save(tmp_path / "run.npz")).forecast([8, 64]) == before
     assert repr(before).startswith("Forecast(A step takes ")

@@ -24,10 +24,10 @@ class Gate(Recording):
         self.opened, self.reached = threading.Event(), threading.Event()
         self.opened_for_dropped, self.reached_dropped = threading.Event(), threading.Event()
 
-    def feed(self, batch):
+    def _feed(self, batch):
         self.reached.set()
         assert self.opened.wait(10)
-        super().feed(batch)
+        super()._feed(batch)
 
     def _feed_dropped(self, batch):
         self.reached_dropped.set()

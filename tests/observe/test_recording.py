@@ -26,10 +26,10 @@ def two_ranks():
     for rank in (Rank(1), Rank(0)):  # each numbers its texts in its own order
         rank.text(f"only of rank {rank.rank}")
         last = {"state": STATES.index("done"), "origin": ORIGINS.index("ddp"), "module": "DDP(Net)", "bucket": 0}
-        recording.feed(rank.batch(rank.call("all_reduce", reduce_op=1, end_ns=9, **last), rank.values(1, 0, [1.0, 3])))
-        recording.feed(rank.batch(rank.call("send", peer=1, cell=2), rank.values(1, 1, [2.0]), rank.values(2, 0, [7])))
+        recording._feed(rank.batch(rank.call("all_reduce", reduce_op=1, end_ns=9, **last), rank.values(1, 0, [1.0, 3])))
+        recording._feed(rank.batch(rank.call("send", peer=1, cell=2), rank.values(1, 1, [2.0]), rank.values(2, 0, [7])))
         side = {"name": "pair", "title": "rows", "ranks": [0, 1]}
-        recording.feed(rank.batch(rank.call("all_reduce", group=side, cell=2, shapes=[[], [4]])))
+        recording._feed(rank.batch(rank.call("all_reduce", group=side, cell=2, shapes=[[], [4]])))
     return recording
 
 
@@ -94,7 +94,7 @@ def test_texts_that_were_never_told_are_empty():
     recording, rank = Recording(1), Rank(0)
     call = rank.call("all_reduce")
     rank.batch()  # its texts are lost
-    recording.feed(rank.batch(call, rank.call("send")))
+    recording._feed(rank.batch(call, rank.call("send")))
     first, second = recording.collectives()
 
     assert (first.op, first.group, first.ranks, first.shapes) == ("", "", (), ())
@@ -108,7 +108,7 @@ def test_metrics():
         for step in range(3):
             row = {"step": step, "cell": 4, "time_ns": step * 10}
             loss = rank.row("metric", name="loss", value=number + step / 10, **row)
-            recording.feed(rank.batch(loss, rank.row("metric", name="accuracy", value=0.5, **row)))
+            recording._feed(rank.batch(loss, rank.row("metric", name="accuracy", value=0.5, **row)))
     metrics = recording.metrics
 
     assert list(metrics) == ["loss", "accuracy"]
@@ -124,7 +124,7 @@ def test_times_are_corrected_when_they_are_asked_for():
     for number in (0, 1):
         rank = Rank(number)
         call = rank.call(issue_ns=10 * S, blocked_ns=7)
-        recording.feed(rank.batch(call, rank.row("resource", time_ns=11 * S, rss_bytes=5)))
+        recording._feed(rank.batch(call, rank.row("resource", time_ns=11 * S, rss_bytes=5)))
     calls = recording.collectives()
 
     assert recording.clock_error_ns(1) == 0
@@ -144,7 +144,7 @@ def test_rows_keep_the_clock_that_their_rank_had(tmp_path):
 
     def feed(*issued_ns: int) -> None:
         for rank, issue_ns in zip(ranks, issued_ns, strict=True):
-            recording.feed(rank.batch(rank.call(issue_ns=issue_ns)))
+            recording._feed(rank.batch(rank.call(issue_ns=issue_ns)))
 
     for second in (1, 2):  # older ones are dropped when others arrive
         feed(second * S, (second + 100) * S)
@@ -167,7 +167,7 @@ def test_readers_follow_at_their_own_pace():
     place, seen, missed = 0, [], 0
     for count in (1, 0, 3, 6, 2):
         if count:
-            recording.feed(rank.batch(*(rank.call() for _ in range(count))))
+            recording._feed(rank.batch(*(rank.call() for _ in range(count))))
         rows, place, lost = recording.follow("call", place)
         seen += rows["call"].tolist()
         missed += lost
@@ -190,7 +190,7 @@ def test_values_that_are_not_kept_any_more():
     recording, rank = Recording(1, capacity={"value": 2}), Rank(0)
     calls = []
     for number in range(1, 5):
-        recording.feed(rank.batch(rank.call(), rank.values(number, 0, [number])))
+        recording._feed(rank.batch(rank.call(), rank.values(number, 0, [number])))
         calls.append(recording.collectives())
 
     assert [one.input and one.input.first.tolist() for one in recording.collectives()] == [None, None, [3], [4]]
@@ -205,8 +205,8 @@ def test_whole_tensors_in_bounded_memory(monkeypatch):
     for number in range(1, 5):
         data = np.full(6, number, "<f4").tobytes()
         two = tuple(Tensor(call=number, side=1, dtype="float32", shape=(2, 3), data=data) for _ in range(2))
-        recording.feed(rank.batch(tensors=two))
-    recording.feed(rank.batch(tensors=(Tensor(call=5, side=1, dtype="float32", shape=(99,), data=b"\0" * 396),)))
+        recording._feed(rank.batch(tensors=two))
+    recording._feed(rank.batch(tensors=(Tensor(call=5, side=1, dtype="float32", shape=(99,), data=b"\0" * 396),)))
 
     assert recording.tensor(0, 2, 1) == []
     assert [one.tolist() for one in recording.tensor(0, 4, 1)] == [[[4] * 3] * 2] * 2
@@ -224,7 +224,7 @@ def test_tensors_of_other_types():
         Tensor(call=1, side=0, dtype="int64", shape=(0, 4), data=b""),
         Tensor(call=1, side=0, dtype="unheard of", shape=(3,), data=b"\1\2"),
     )
-    recording.feed(rank.batch(tensors=tensors))
+    recording._feed(rank.batch(tensors=tensors))
 
     found = recording.tensor(0, 1, 0)
     assert [one.tolist() for one in found] == [[[1.5, -2]], True, [1, 2], [], [1, 2]]
@@ -238,7 +238,7 @@ def test_gradients_before_and_after():
         local, synchronised = SIDES.index("local gradient"), SIDES.index("synchronised gradient")
         for span in (3, 4):
             place = {"span": span, "kind": SPANS.index("backward"), "cell": 2, "step": span - 3}
-            recording.feed(
+            recording._feed(
                 rank.batch(
                     rank.values(span, local, [number + 1.0], name="net.weight"),
                     rank.values(span, synchronised, [1.5], name="net.weight"),
@@ -263,7 +263,7 @@ def test_gradients_before_and_after():
 def test_layouts():
     run, recording = simulate(world_size=2, steps=2, buckets=2), Recording(2)
     for batch in run.batches():
-        recording.feed(batch)
+        recording._feed(batch)
     first, rebuilt = (one for one in recording.layouts if one.rank == 0)
 
     assert first.model == rebuilt.model == "DistributedDataParallel(Net)"
@@ -279,7 +279,7 @@ def test_a_process_that_takes_a_ranks_place_counts_on():
         span = rank.row("span", span=1, kind=SPANS.index("backward"), name="Net")
         whole = Tensor(call=1, side=0, dtype="float32", shape=(1,), data=np.float32(value).tobytes())
         call = rank.call("all_reduce", backward=1)
-        recording.feed(rank.batch(call, rank.values(1, 0, [value]), span, tensors=(whole,)))
+        recording._feed(rank.batch(call, rank.values(1, 0, [value]), span, tensors=(whole,)))
     first, second = recording.collectives()
 
     assert (first.op, second.op) == ("all_reduce", "all_reduce")
@@ -291,8 +291,8 @@ def test_a_process_that_takes_a_ranks_place_counts_on():
 
 def test_what_was_dropped_is_counted():
     recording = two_ranks()
-    recording.feed(Rank(1).batch(dropped=3))
-    recording.feed(Rank(1).batch(dropped=4))
+    recording._feed(Rank(1).batch(dropped=3))
+    recording._feed(Rank(1).batch(dropped=4))
 
     assert recording.dropped == {1: 7}
     assert repr(recording) == "<Recording of 2 ranks: 6 calls, 0 spans, 0 values of metrics, 7 rows lost>"
@@ -305,7 +305,7 @@ def test_a_new_name_in_each_step_does_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr(text_table, "_MOST_BYTES", 1000)
     recording, rank = Recording(1), Rank(0)
     for step in range(500):
-        recording.feed(rank.batch(rank.row("metric", name=f"loss of step {step}", value=step)))
+        recording._feed(rank.batch(rank.row("metric", name=f"loss of step {step}", value=step)))
 
     assert len(recording.store.texts) < 100
     assert next(iter(recording.metrics)) == "loss of step 0"
@@ -316,7 +316,7 @@ def test_memory_is_flat_once_it_is_full():
     recording, rank = Recording(1, capacity=dict.fromkeys(store.CAPACITY, 100)), Rank(0)
     sizes = []
     for _ in range(30):
-        recording.feed(rank.batch(*(rank.call() for _ in range(20)), *(rank.values(1, 0, [1.0]) for _ in range(40))))
+        recording._feed(rank.batch(*(rank.call() for _ in range(20)), *(rank.values(1, 0, [1.0]) for _ in range(40))))
         sizes.append(recording.store.nbytes)
 
     assert len(set(sizes[6:])) == 1
@@ -325,7 +325,7 @@ def test_memory_is_flat_once_it_is_full():
 
 def test_codes_that_are_not_known_here_are_numbers():
     recording, rank = Recording(1), Rank(0)
-    recording.feed(rank.batch(rank.call(origin=200, state=99)))
+    recording._feed(rank.batch(rank.call(origin=200, state=99)))
     one = recording.collectives()[0]
 
     assert (one.origin, one.state) == ("200", "99")
@@ -334,7 +334,7 @@ def test_codes_that_are_not_known_here_are_numbers():
 def test_the_same_rows_come_out_as_went_in():
     run, recording = simulate(world_size=3, steps=4), Recording(3)
     for batch in run.batches():
-        recording.feed(batch)
+        recording._feed(batch)
     for table, columns in (("call", ("op", "group", "site")), ("span", ("name",))):
         ours, theirs = recording.rows(table), run.rows(table)
         theirs = theirs[np.argsort(theirs["rank"], kind="stable")]
@@ -349,7 +349,7 @@ def test_the_same_rows_come_out_as_went_in():
 def test_a_cell_that_was_set_aside_is_told_of_no_more(tmp_path):
     run, recording = simulate(world_size=2, steps=12), Recording(2)
     for batch in run.batches():
-        recording.feed(batch)
+        recording._feed(batch)
     assert recording.steps() and len(recording.collectives())
     (cell,) = {step.cell for step in recording.steps()}
     recording._set_aside(cell)
@@ -362,7 +362,7 @@ def test_a_cell_that_was_set_aside_is_told_of_no_more(tmp_path):
 def test_every_picture_can_be_asked_of_a_recording(tmp_path):
     run, recording = simulate(world_size=2, steps=12), Recording(2)
     for batch in run.batches():
-        recording.feed(batch)
+        recording._feed(batch)
     for plot in (recording.plot.steps, recording.plot.buckets, recording.plot.bandwidth):
         assert plot().get_suptitle(), plot
     with pytest.raises(UsageError, match="log"):
@@ -410,7 +410,7 @@ def test_a_long_curve_keeps_its_start_and_its_extremes(tmp_path):
             rows["rank"], rows["name"], rows["cell"] = rank, 1, 1
             rows["step"] = rows["time_ns"] = np.arange(first, first + 20)
             rows["value"] = values[first : first + 20] + rank
-            recording.feed(Batch(rank=rank, stream=rank, texts={1: "loss"}, tables={"metric": rows}))
+            recording._feed(Batch(rank=rank, stream=rank, texts={1: "loss"}, tables={"metric": rows}))
     recording.save(tmp_path / "run.npz")
     for one in (recording, load(tmp_path / "run.npz")):
         metric = one.metrics["loss"]
@@ -434,7 +434,7 @@ def test_earlier_metrics_stay_on_the_earlier_clock_of_their_rank():
         rows = np.zeros(4, METRIC)
         rows["name"], rows["cell"], rows["step"] = 1, 1, np.arange(first, first + 4)
         rows["time_ns"] = 100 * rows["step"]
-        recording.feed(Batch(rank=0, stream=0, texts={1: "loss"}, tables={"metric": rows}))
+        recording._feed(Batch(rank=0, stream=0, texts={1: "loss"}, tables={"metric": rows}))
     rows = recording.rows("metric")
     assert len(rows) > 8 and rows["step"][0] == 0
     shift = rows["time_ns"] - 100 * rows["step"]

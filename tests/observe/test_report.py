@@ -462,7 +462,7 @@ def test_calls_that_have_not_returned_are_not_counted_as_served():
     recording, caller = Recording(2), Rank(0)
     for number, end_ns in enumerate((9 * MS, *[-1] * 5), 1):
         row = caller.row("rpc", side=0, number=number, src=0, dst=1, function=f"f{number}", start_ns=MS, end_ns=end_ns)
-        recording.feed(caller.batch(row))
+        recording._feed(caller.batch(row))
     served, *_, is_open = rpc_sentences.served(recording, None)
     assert served.startswith("Remote calls: rank 1 served 1 call (")
     assert is_open.endswith("f4 from rank 0 to rank 1, f5 from rank 0 to rank 1, 1 other")
@@ -480,7 +480,7 @@ def test_the_real_recording_gives_the_same():
     run = simulate(slow=1, phase="input", extra_ms=50, noise_ms=2)
     recording = Recording(4)
     for batch in run.batches():
-        recording.feed(batch)
+        recording._feed(batch)
 
     assert recording.report() == report(run)
 
@@ -498,10 +498,10 @@ def test_a_full_recording_reports_kept_steps_and_all_steps():
     spans = spans[np.argsort(spans["end_ns"], kind="stable")]
     texts = {number: whole.text(number) for number in np.unique(spans["name"]).tolist() if number}
     for rank in (0, 1):
-        full.feed(Batch(rank=rank, stream=rank, texts=texts, tables={}))
+        full._feed(Batch(rank=rank, stream=rank, texts=texts, tables={}))
     for at in range(len(spans)):
         rank = int(spans["rank"][at])
-        full.feed(Batch(rank=rank, stream=rank, tables={"span": spans[at : at + 1]}))
+        full._feed(Batch(rank=rank, stream=rank, tables={"span": spans[at : at + 1]}))
     found = report(full)
     assert found.all_steps == 60 and 0 < found.steps < 58
     assert str(found).startswith(f"cell 1: the last {found.steps} of 60 steps on 2 ranks, ")

@@ -22,7 +22,7 @@ from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 def recorded(**options) -> Recording:
     recording = Recording(options.get("world_size", 4))
     for batch in simulate(**options).batches():
-        recording.feed(batch)
+        recording._feed(batch)
     return recording
 
 
@@ -268,7 +268,7 @@ def test_forwards_of_an_evaluation_are_in_no_step(evaluation, where):
     assert rows["checkpoints"] == (count, 20 * count)
     recording = Recording(1)
     for batch in run.batches():
-        recording.feed(batch)
+        recording._feed(batch)
     shown = Feed(recording, is_live=False).kept("step")
     assert shown["duration"].round(3).tolist() == pytest.approx(lasted), "the live monitor has the same steps"
 
@@ -318,7 +318,7 @@ def test_evaluation_of_a_teacher_model_is_a_part_of_the_step():
 def test_the_live_monitor_has_the_same_steps():
     recording = Recording(1)
     for batch in paused().batches():
-        recording.feed(batch)
+        recording._feed(batch)
     feed = Feed(recording, is_live=False)
     shown = feed.kept("step")
     assert sorted(shown["duration"].round(3).tolist()) == sorted(step.duration_ns / 1e6 for step in recording.steps())

@@ -21,7 +21,7 @@ def test_a_recording_of_a_notebook():
     assert loss.steps.tolist() == [1, 2, 3, 4, 5, 6] * 2
     assert (loss.values[0], loss.values[-1]) != (0, 0)
     assert loss.unit_of() == "step"
-    assert recording.left_out == 0 and not any(call.left_out for call in calls)
+    assert recording.store.left_out == 0 and not any(call.left_out for call in calls)
 
 
 def test_the_files_of_a_scripts_ranks():
@@ -29,5 +29,5 @@ def test_the_files_of_a_scripts_ranks():
 
     assert recording.world_size == 2
     assert len(recording.steps()) == 8
-    assert len(recording.collectives()) and recording.left_out == 0
+    assert len(recording.collectives()) and recording.store.left_out == 0
     assert recording.metrics["loss"].steps.tolist() == [1, 2, 3, 4] * 2

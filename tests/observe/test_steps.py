@@ -254,7 +254,7 @@ def test_the_real_recording_gives_the_same():
     run = simulate(noise_ms=3, micro_steps=2)
     recording = Recording(4)
     for batch in run.batches():
-        recording.feed(batch)
+        recording._feed(batch)
 
     assert recording.steps() == steps(run)
 

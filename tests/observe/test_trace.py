@@ -27,7 +27,7 @@ def trace_of(recording, **more):
 def fed(run, clock=None):
     recording = Recording(run.world_size, clock=clock)
     for batch in run.batches():
-        recording.feed(batch)
+        recording._feed(batch)
     return recording
 
 
@@ -147,7 +147,7 @@ def test_ranks_use_the_notebooks_clock_and_report_its_error():
             batches[1].tables[table][column] += 3_000_000_000
     recording = Recording(2, clock=clock)
     for batch in batches:
-        recording.feed(batch)
+        recording._feed(batch)
     trace = chrome_trace(recording)
     events = check(trace)
 

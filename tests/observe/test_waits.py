@@ -280,7 +280,7 @@ def test_the_real_recording_gives_the_same():
     run = simulate(slow=2, phase="backward", extra_ms=50, noise_ms=2)
     recording = Recording(4)
     for batch in run.batches():
-        recording.feed(batch)
+        recording._feed(batch)
 
     assert recording.straggler() == straggler(run)
     assert [(one.number, one.last) for one in recording.waits()] == [(one.number, one.last) for one in waits(run)]

@@ -48,7 +48,7 @@ def step(x):
 def units_of_last_cell(session: Any) -> dict[str, str]:
     """Return the units of the steps for each metric of the last cell."""
     cell = int(session.recording.rows("span")["cell"].max())
-    return {name: metric.unit_of(cell) for name, metric in session.recording.metrics_of(cell).items()}
+    return {name: metric.unit_of(cell) for name, metric in session.recording._metrics_of(cell).items()}
 
 
 @pytest.fixture(scope="module")

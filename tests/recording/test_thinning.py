@@ -175,7 +175,7 @@ def test_the_monitor_and_a_saved_recording_count_left_out_values(trained, tmp_pa
     recording = trained.recording
     assert saved_page.message(recording).header["notes"]["values_left_out"] == recording.left_out > 0
     saved = ddp_notebook.load(recording.save(tmp_path / "training.npz"))
-    assert saved.left_out == recording.left_out
+    assert saved.store.left_out == recording.left_out
     cell = int(calls.rows["cell"][0])
     assert repr(saved.collectives(cell=cell)) == repr(calls)
 

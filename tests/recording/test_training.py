@@ -248,7 +248,7 @@ def test_a_record_that_fails_is_counted_and_keeps_its_texts():
     """A batch with a name that later records have too."""
     event_buffer, recording = EventBuffer({}), Recording(1)
     flusher = Flusher(
-        event_buffer, BatchMaker(lambda: 0, lambda *_: ""), lambda data: recording.feed(decode(data)), lambda: False
+        event_buffer, BatchMaker(lambda: 0, lambda *_: ""), lambda data: recording._feed(decode(data)), lambda: False
     )
     training = TrainingSpans(event_buffer)
     for samples in (2**31, 8):  # the first one exceeds the range of its column

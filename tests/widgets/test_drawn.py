@@ -73,7 +73,7 @@ class Kernel:
         rows["rank"], rows["name"], rows["cell"] = rank, NAMES.index(name) + 1, self.cell
         rows["step"], rows["value"], rows["is_given"] = steps, values, self.is_given
         rows["time_ns"] = self.now_ns + np.arange(len(rows))
-        self.recording.feed(Batch(rank=rank, stream=rank + 1, texts=self.texts, tables={"metric": rows}))
+        self.recording._feed(Batch(rank=rank, stream=rank + 1, texts=self.texts, tables={"metric": rows}))
 
     def begin(self, cell: int, is_given: bool = False) -> None:
         """Begin a cell. `is_given` is True if the cell passes the steps to `log`."""

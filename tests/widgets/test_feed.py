@@ -30,7 +30,7 @@ PARTS = ("input", "forward", "backward", "optimizer", "compute", "overlapped", "
 def recorded(run):
     recording = Recording(run.world_size)
     for batch in run.batches():
-        recording.feed(batch)
+        recording._feed(batch)
     return recording
 
 
@@ -53,7 +53,7 @@ def play(run, feed, recording, tick_ms=100):
             for name, rows in batch.tables.items():
                 if (column := time_of.get(name)) is not None:
                     tables[name] = rows[(rows[column] >= now_ns) & (rows[column] < now_ns + tick_ms * 1_000_000)]
-            recording.feed(Batch(rank=batch.rank, stream=batch.stream, texts=batch.texts, tables=tables))
+            recording._feed(Batch(rank=batch.rank, stream=batch.stream, texts=batch.texts, tables=tables))
         now_ns += tick_ms * 1_000_000
         if (message := feed.delta(now_ns, {"state": "running"})) is not None:
             yield message
@@ -262,8 +262,8 @@ def test_a_snapshot_thins_all_cells_but_the_newest():
     early = np.sin(np.arange(20_000) / 500)
     early[777], early[778] = 99, -99
     for number in range(2):
-        recording.feed(logs(rank := Rank(number, number + 1), 1, early))
-        recording.feed(logs(rank, 2, np.arange(64) + number))
+        recording._feed(logs(rank := Rank(number, number + 1), 1, early))
+        recording._feed(logs(rank, 2, np.arange(64) + number))
     feed = Feed(recording)
     message = feed.snapshot(0, {})
 
@@ -288,9 +288,9 @@ def test_a_snapshot_and_an_answer_are_as_old_as_the_last_delta():
     """A view replaces its rows with these rows, and appends later rows."""
     rank, recording = Rank(0), Recording(1)
     feed = Feed(recording)
-    recording.feed(logs(rank, 1, range(10)))
+    recording._feed(logs(rank, 1, range(10)))
     feed.delta(BEGIN_NS, {})
-    recording.feed(logs(rank, 2, range(7)))
+    recording._feed(logs(rank, 2, range(7)))
     for message in (feed.snapshot(0, {}), browser_requests.answer({"what": "metrics"}, feed, 0)):
         assert unpack(message.header, message.data)["metric"]["cell"].tolist() == [1] * 10
     later = feed.delta(BEGIN_NS + 10**9, {})
@@ -307,7 +307,7 @@ def test_a_flood_of_metrics_keeps_minimum_maximum_and_count():
         rows = [
             rank.row("metric", name="loss", cell=1, step=at + more, value=values[at + more]) for more in range(1000)
         ]
-        recording.feed(rank.batch(*rows))
+        recording._feed(rank.batch(*rows))
         now_ns += 100_000_000
         if (message := feed.delta(now_ns, {})) is not None:
             messages.append(message)
@@ -332,7 +332,7 @@ def test_values_of_a_collective_that_all_ranks_know_are_told():
     for one in ranks:
         call = one.call(cell=1, issue_ns=now_ns, end_ns=now_ns + 1000)
         values = [one.values(1, 0, [1.0 + one.rank, 2.0]), one.values(1, 1, [3.0, 4.0], dtype="float32")]
-        recording.feed(one.batch(call, *values))
+        recording._feed(one.batch(call, *values))
     message = feed.delta(now_ns + 10**8, {})
     assert message is not None
     value = unpack(message.header, message.data)["value"]
@@ -360,7 +360,7 @@ def test_values_of_many_calls_of_a_rank_belong_to_their_own_call():
                 one.values(number, 1, [float(number)]),
                 one.values(number, 2, [-1.0], name="weight"),  # a gradient: this is the number of a span, not of a call
             ]
-        recording.feed(one.batch(*rows))
+        recording._feed(one.batch(*rows))
     feed = Feed(recording, is_live=False)
     message = feed.snapshot(0, {})
     value, texts = unpack(message.header, message.data)["value"], dict(message.header["texts"])
@@ -384,7 +384,7 @@ def test_the_newest_values_are_sent_later_after_a_burst():
         at_ns = begin_ns + number * 10_000_000
         for one in ranks:
             values = [one.values(number, side, [float(number)] * 32) for side in (0, 1)]
-            recording.feed(one.batch(one.call(cell=1, group=group, issue_ns=at_ns, end_ns=at_ns + 1000), *values))
+            recording._feed(one.batch(one.call(cell=1, group=group, issue_ns=at_ns, end_ns=at_ns + 1000), *values))
 
     def told(tick: int) -> list[float]:
         message = feed.delta(begin_ns + tick * 210_000_000, {})
@@ -437,7 +437,7 @@ def test_a_feed_during_a_resize_reports_only_its_known_ranks(world_size):
         rows["rank"], rows["time_ns"], rows["rss_bytes"] = rank, BEGIN_NS, 100 + rank
         calls = np.zeros(1, CALL)
         calls["rank"], calls["issue_ns"], calls["end_ns"] = rank, BEGIN_NS, BEGIN_NS + 1000
-        recording.feed(Batch(rank=rank, stream=rank, texts={}, tables={"resource": rows, "call": calls}))
+        recording._feed(Batch(rank=rank, stream=rank, texts={}, tables={"resource": rows, "call": calls}))
     ranks = present.look(time.monotonic())
     message = feed.delta(BEGIN_NS + 10**9, {}, ranks)
     assert message is not None and message.header["world_size"] == min(2, world_size)
@@ -451,7 +451,7 @@ def test_a_feed_during_a_resize_reports_only_its_known_ranks(world_size):
 
 def many_names(recording, cell, count, value=0.0):
     rank = Rank(0, stream=cell)
-    recording.feed(
+    recording._feed(
         rank.batch(*(rank.row("metric", name=f"x{at} of {cell}", value=value, cell=cell) for at in range(count)))
     )
 

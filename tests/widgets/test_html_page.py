@@ -192,7 +192,7 @@ def many(world_size: int, count: int, name: str = "loss") -> Recording:
         rows["value"] = (
             2.3 * np.exp(-np.arange(count) / count * 4) * (1 + 0.2 * np.random.default_rng(rank).random(count))
         )
-        recording.feed(Batch(rank=rank, stream=rank + 1, texts={1: name}, tables={"metric": rows}))
+        recording._feed(Batch(rank=rank, stream=rank + 1, texts={1: name}, tables={"metric": rows}))
     return recording
 
 
@@ -403,7 +403,7 @@ def test_it_is_redrawn_for_new_rows_and_at_most_twice_a_second():
     try:
         assert len(place.shown) == 1, "at once"
         for at in range(40):  # 4 s
-            recording.feed(rank.batch(rank.row("metric", name="loss", value=1 / (at + 1), step=at)))
+            recording._feed(rank.batch(rank.row("metric", name="loss", value=1 / (at + 1), step=at)))
             view.on_news(publisher.snapshot())
             view.look(now_s + at / 10)
         assert 7 <= len(place.shown) - 1 <= 8

@@ -147,7 +147,7 @@ def test_values_that_stay_are_the_last_of_all_ranks(monkeypatch):
     recording = Recording(2)
     for one in (Rank(0), Rank(1)):  # all rows of one rank before those of the other
         for number in range(1, 21):
-            recording.feed(one.batch(one.call(cell=1, issue_ns=1000 * number), one.values(number, 1, [1.0])))
+            recording._feed(one.batch(one.call(cell=1, issue_ns=1000 * number), one.values(number, 1, [1.0])))
     found = saved_page.message(recording)
     value = unpack(found.header, found.data)["value"]
     assert value["number"].tolist() == np.repeat([17, 18, 19, 20], 2).tolist()

@@ -133,7 +133,7 @@ def test_it_sleeps_where_nothing_comes_and_its_thread_ends():
 
     rank = Rank(0)
     began_s = time.monotonic()
-    recording.feed(rank.batch(rank.row("metric", name="loss", value=1.0, time_ns=time.monotonic_ns())))
+    recording._feed(rank.batch(rank.row("metric", name="loss", value=1.0, time_ns=time.monotonic_ns())))
     wait_until(lambda: logged(view), 1.0)
     assert time.monotonic() - began_s < 0.3
     publisher.close()
@@ -155,7 +155,7 @@ def test_a_sink_that_fails_does_not_end_it():
     rank = Rank(0)
     try:
         for count, value in enumerate((1.0, 2.0), 1):
-            recording.feed(rank.batch(rank.row("metric", name="loss", value=value, time_ns=time.monotonic_ns())))
+            recording._feed(rank.batch(rank.row("metric", name="loss", value=value, time_ns=time.monotonic_ns())))
             wait_until(lambda count=count: len(list(logged(view))) == count, what="the value is told")
         assert [rows["value"].tolist() for _, rows in logged(view)] == [[1.0], [2.0]]
     finally:
@@ -168,7 +168,7 @@ def test_a_silent_view_gets_the_snapshot_again(monkeypatch):
     monkeypatch.setattr("ddp_notebook.widgets.publisher._AGAIN_S", (0.3, 0.9, 30.0))
     recording = Recording(1)
     rank = Rank(0)
-    recording.feed(rank.batch(rank.row("metric", name="loss", value=3.0, time_ns=time.monotonic_ns())))
+    recording._feed(rank.batch(rank.row("metric", name="loss", value=3.0, time_ns=time.monotonic_ns())))
     feed = Feed(recording)
     publisher = Publisher(feed, LiveStatus(feed, None, ""))
     silent: list[FeedMessage] = []

@@ -60,9 +60,9 @@ def bars(message: FeedMessage | None) -> Rows:
 def test_the_two_bars_of_a_call_travel_together():
     one = Followed()
     caller, callee = one.ranks
-    one.recording.feed(callee.batch(ran(callee, 0, 0)))
+    one.recording._feed(callee.batch(ran(callee, 0, 0)))
     assert not len(one.told(200)) and one.feed.has_news()
-    one.recording.feed(caller.batch(sent(caller, 0, 0), sent(caller, 1, 20), sent(caller, 7, 30, kind="torch")))
+    one.recording._feed(caller.batch(sent(caller, 0, 0), sent(caller, 1, 20), sent(caller, 7, 30, kind="torch")))
     message = one.feed.delta(BEGIN_NS + 400 * MS, {})
     assert message is not None
     call, execution = bars(message)
@@ -80,7 +80,7 @@ def test_the_two_bars_of_a_call_travel_together():
     for row in (call, execution):
         assert (texts[row["name"]], texts[row["op"]], texts[row["site"]]) == ("train", "rpc_sync", "cell line 3")
     assert (call["nbytes"], np.isnan(execution["nbytes"])) == (100, True)
-    one.recording.feed(callee.batch(ran(callee, 1, 20, error="ValueError('bad')", cell=7)))
+    one.recording._feed(callee.batch(ran(callee, 1, 20, error="ValueError('bad')", cell=7)))
     call, execution = one.told(600)
     assert (call["cell"], execution["cell"]) == (2, 2), "a callee whose own part of the cell has ended"
     assert execution["state"] == 2 and call["state"] == 1
@@ -89,8 +89,8 @@ def test_the_two_bars_of_a_call_travel_together():
 def test_an_operator_is_sent_alone_if_its_callee_is_late():
     one = Followed()
     caller, callee = one.ranks
-    one.recording.feed(caller.batch(sent(caller, 0, 0, function="torch.add", kind="rpc_async")))
-    one.recording.feed(callee.batch(ran(callee, 9, 0)))  # its caller has no record of it
+    one.recording._feed(caller.batch(sent(caller, 0, 0, function="torch.add", kind="rpc_async")))
+    one.recording._feed(callee.batch(ran(callee, 9, 0)))  # its caller has no record of it
     assert not len(one.told(200))
     [call] = one.told(600)
     assert (call["kind"], call["peer"]) == (REMOTE_CALL, 1)
@@ -106,8 +106,8 @@ def test_a_flood_of_calls_is_thinned_by_whole_calls_and_said():
         rows = [sent(caller, count + at, 100 * tick + at) for at in range(100)]
         its = [ran(callee, count + at, 100 * tick + at) for at in range(100)]
         count += 100
-        one.recording.feed(caller.batch(*rows))
-        one.recording.feed(callee.batch(*its))
+        one.recording._feed(caller.batch(*rows))
+        one.recording._feed(callee.batch(*its))
         messages.append(one.feed.delta(BEGIN_NS + 100 * (tick + 1) * MS, {}))
     messages.append(one.feed.delta(BEGIN_NS + 4000 * MS, {}))
 
@@ -127,8 +127,8 @@ def test_a_flood_of_calls_is_thinned_by_whole_calls_and_said():
 def test_a_view_that_opens_late_and_a_page_have_them_too():
     one = Followed()
     caller, callee = one.ranks
-    one.recording.feed(caller.batch(*(sent(caller, at, 10 * at) for at in range(20))))
-    one.recording.feed(callee.batch(*(ran(callee, at, 10 * at) for at in range(20))))
+    one.recording._feed(caller.batch(*(sent(caller, at, 10 * at) for at in range(20))))
+    one.recording._feed(callee.batch(*(ran(callee, at, 10 * at) for at in range(20))))
     for message in (
         Feed(one.recording).snapshot(0, {}),
         Feed(one.recording, only=2, is_live=False).snapshot(0, {}),
@@ -143,14 +143,14 @@ def test_a_view_that_opens_late_and_a_page_have_them_too():
 def test_a_running_call_is_drawn_at_its_end_or_open_in_a_window():
     one = Followed()
     caller, callee = one.ranks
-    one.recording.feed(caller.batch(sent(caller, 0, 0, end_ns=-1)))
-    one.recording.feed(callee.batch(ran(callee, 0, 0, end_ns=-1)))
+    one.recording._feed(caller.batch(sent(caller, 0, 0, end_ns=-1)))
+    one.recording._feed(callee.batch(ran(callee, 0, 0, end_ns=-1)))
     assert not len(one.told(400)) and not one.feed.has_news()
     asked = {"what": "spans", "t0": 2, "t1": 3}
     for found in (bars(browser_requests.answer(asked, one.feed, 0)), bars(saved_page.message(one.recording))):
         assert [(row["state"], np.isnan(row["end"])) for row in found] == [(0, True), (0, True)]
-    one.recording.feed(caller.batch(sent(caller, 0, 0)))
-    one.recording.feed(callee.batch(ran(callee, 0, 0)))
+    one.recording._feed(caller.batch(sent(caller, 0, 0)))
+    one.recording._feed(callee.batch(ran(callee, 0, 0)))
     for found in (
         one.told(600),
         bars(browser_requests.answer(asked, one.feed, 0)),
@@ -159,6 +159,6 @@ def test_a_running_call_is_drawn_at_its_end_or_open_in_a_window():
         assert [(row["state"], round(row["end"] - found[0]["start"], 4)) for row in found] == [(1, 8), (1, 5)]
     came_late = caller.batch(sent(caller, 0, 0, end_ns=-1)), callee.batch(ran(callee, 0, 0, end_ns=-1))
     for batch in came_late:  # from threads that were about to report the open call when it ended
-        one.recording.feed(batch)
+        one.recording._feed(batch)
     (call,) = one.recording.calls()
     assert not call.is_open and call.ended_ns is not None

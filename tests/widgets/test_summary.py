@@ -28,7 +28,7 @@ def recorded(**arguments):
     run = synthetic.simulate(**arguments)
     recording = Recording(run.world_size)
     for batch in run.batches():
-        recording.feed(batch)
+        recording._feed(batch)
     return recording
 
 
@@ -63,7 +63,7 @@ def test_the_ranks_of_a_run_are_those_that_it_had():
     observer = Observer(3, lambda rank, message: None, list, tuple)
     observer.recording.hosts = ("a", "a", "b")
     for batch in synthetic.simulate(world_size=3, steps=20, cell=1).batches():
-        observer.recording.feed(batch)
+        observer.recording._feed(batch)
     observer.on_renumbered({0: 0, 1: 1}, 2)
     for hosts in ((), ("a", "a")):
         observer.recording.hosts = hosts
@@ -104,7 +104,7 @@ def test_each_part_is_told_only_where_it_is_known(recording, words):
 
 def test_an_empty_cell_and_dropped_rows_are_reported():
     recording = logged({0: [1.0]})
-    recording.feed(Rank(0).batch(dropped=1234))
+    recording._feed(Rank(0).batch(dropped=1234))
 
     assert saved_summary.text(recording, 7) == "cell 7: 1 rank, nothing recorded, 1,234 rows lost"
 
@@ -202,7 +202,7 @@ def test_many_names_hold_the_prompt_no_longer_than_one():
     recording, ranks = Recording(2), (Rank(0), Rank(1))
     for rank in ranks:
         rows = [rank.row("metric", name=f"x{at}", value=float(at), cell=1) for at in range(20_000)]
-        recording.feed(rank.batch(*rows))
+        recording._feed(rank.batch(*rows))
     began = time.process_time()
     words, _ = saved_summary.text_and_picture(recording, 1)
     took = time.process_time() - began

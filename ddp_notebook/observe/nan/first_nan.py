@@ -74,7 +74,7 @@ def first_nan(recording: RecordedTables, cell: int | None = None) -> FirstNan:
         raise UsageError(f"cell {cell} has no recorded training step and no logged number; cells with them: {known}")
     chosen = cells[-1] if cell is None else cell
     gradients = GradientInputs(recording, calls, chosen)
-    logged = recording.metrics_of(chosen)
+    logged = recording._metrics_of(chosen)
     metrics = bad_metrics(logged)
     where = label_of(recording, chosen)
     last_clean = max((int(step) for step in gradients.clean_steps), default=None)

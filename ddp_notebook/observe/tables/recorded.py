@@ -122,7 +122,7 @@ class RecordedTables:
 
     # ---- what comes in
 
-    def feed(self, batch: Batch) -> None:
+    def _feed(self, batch: Batch) -> None:
         """Add a batch of a rank. Only one thread may call it."""
         self.store.feed(batch)
         for listener in self.listeners:
@@ -231,9 +231,9 @@ class RecordedTables:
     @property
     def metrics(self) -> MetricTable:
         """Logged values by name, in the order of the first value."""
-        return self.metrics_of(None)
+        return self._metrics_of(None)
 
-    def metrics_of(self, cell: int | None) -> MetricTable:
+    def _metrics_of(self, cell: int | None) -> MetricTable:
         """Return the values that were logged in one cell, by name; None: in all cells."""
         rows = self.rows("metric")
         return MetricTable(rows if cell is None else rows[rows["cell"] == cell], self.store.texts.of)
@@ -242,11 +242,6 @@ class RecordedTables:
     def dropped(self) -> dict[int, int]:
         """Number of rows that were dropped because the notebook could not keep up, by rank."""
         return {rank: count for rank, count in sorted(self.store.dropped.items()) if count}
-
-    @property
-    def left_out(self) -> int:
-        """Number of calls whose values were left out because training was fast. `%ddp_record all` keeps them."""
-        return self.store.left_out
 
     # ---- what a column's numbers mean
 

@@ -200,7 +200,7 @@ class Feed:
             "remote_shown_of": self._remote.every,
             "rows_left_out": self._steps_left_out + self._remote.left_out,
             "dropped_rows": sum(self.recording.dropped.values()),
-            "values_left_out": self.recording.left_out,
+            "values_left_out": self.recording.store.left_out,
         }
 
     def metrics(self, most: int, name: int | None = None, cells: Sequence[int] | None = None) -> dict[str, Rows]:

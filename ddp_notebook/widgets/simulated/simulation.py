@@ -109,7 +109,7 @@ def simulate(
     ranks = SimulatedRanks(shape, _BEGIN_NS)
     while not ranks.is_over:  # same block size as ranks use, so that rows arrive in the order of time
         for batch in ranks.batches(_block(shape)):
-            recording.feed(batch)
+            recording._feed(batch)
     return recording
 
 
@@ -161,7 +161,7 @@ class Simulation:
             if self._is_stopped.wait(max(0.0, (ends_ns - time.monotonic_ns()) / 1e9)):
                 return
             for batch in batches:
-                self.recording.feed(batch)
+                self.recording._feed(batch)
             behind_ns = time.monotonic_ns() - int(ranks.now_ns.max())
             if behind_ns > _BEHIND_NS:  # this machine is too slow for this rate
                 ranks.delay(behind_ns)

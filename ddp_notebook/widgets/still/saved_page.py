@@ -70,7 +70,7 @@ def message(recording: RecordedTables) -> FeedMessage:
         tables["rank"] = ranks
     notes: dict[str, Any] = {
         "dropped_rows": sum(recording.dropped.values()),
-        "values_left_out": recording.left_out,
+        "values_left_out": recording.store.left_out,
     }
     if begins_ms > 0:
         notes["page"] = f"the page holds the last rows: timeline, steps and tensors begin at {begins_ms / 1e3:.1f} s"

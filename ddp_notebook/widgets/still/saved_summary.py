@@ -104,7 +104,7 @@ class _Facts:
         if len(ends_ns) > _MOST_MEASURED:
             source = _Since(recording, int(np.partition(ends_ns, -_MOST_MEASURED)[-_MOST_MEASURED]))
         found = measure(source, cell)
-        metrics = recording.metrics_of(cell)
+        metrics = recording._metrics_of(cell)
         metric = _metric(metrics)
         label = "" if cell is None else label_of(recording, cell)
         is_all = metric is not None and metrics[metric.name].is_continued and len(np.unique(metric.cells)) > 1
