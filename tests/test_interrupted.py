@@ -40,7 +40,7 @@ from tests.kernels import NotebookKernel
 # Public names of `Session` that do not wait.
 _AT_ONCE = {"backend", "is_running", "jobs", "world_size"}
 # Public names of `Recording` that only look something up, or that the package itself calls.
-_LOOKS_UP = {"clock_error_ns", "dropped", "feed", "follow", "group_of", "left_out", "plot", "text"}
+_LOOKS_UP = {"clock_error_ns", "dropped", "follow", "group_of", "plot", "text"}
 # Public functions that do not wait in the notebook: `log` and `survive` belong to cells on ranks.
 _FUNCTIONS_AT_ONCE = {"current", "log", "survive"}
 # Public classes whose methods do not wait: values in memory.

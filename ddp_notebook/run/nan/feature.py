@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_notebook.line_parser import LineParser
 from ddp_notebook.run.features import Commands, FeatureMagic, NotebookFeature
-from ddp_notebook.run.interrupted import OF_SESSION
+from ddp_notebook.run.interrupted import OF_RECORDING
 
 
 @functools.cache
@@ -51,6 +51,6 @@ def _session() -> type[Any]:
 
 
 FEATURE = NotebookFeature(
-    magics={"ddp_nan": FeatureMagic(nan_line, ddp_nan, OF_SESSION["first_nan"], "recording", "ddp_forecast")},
+    magics={"ddp_nan": FeatureMagic(nan_line, ddp_nan, OF_RECORDING["first_nan"], "recording", "ddp_forecast")},
     session=_session,
 )
