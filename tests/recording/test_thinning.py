@@ -146,7 +146,7 @@ def test_a_collective_is_whole_or_absent_and_no_row_is_missing(trained):
     for call in calls:
         assert (call.input is None) == (call.output is None) == call.left_out, call
     left_out = int(np.count_nonzero(rows["left_out"]))
-    assert repr(calls).endswith(f"; values of {left_out} left out>") and trained.recording.left_out >= left_out
+    assert repr(calls).endswith(f"; values of {left_out} left out>") and trained.recording.store.left_out >= left_out
     assert len(trained.recording.steps(cell=int(rows["cell"][0]))) == 2 * STEPS
 
 
@@ -173,9 +173,9 @@ def test_optimizers_that_take_turns_both_have_their_values(trained):
 def test_the_monitor_and_a_saved_recording_count_left_out_values(trained, tmp_path):
     calls = _calls(trained, f"train({STEPS})")
     recording = trained.recording
-    assert saved_page.message(recording).header["notes"]["values_left_out"] == recording.left_out > 0
+    assert saved_page.message(recording).header["notes"]["values_left_out"] == recording.store.left_out > 0
     saved = ddp_notebook.load(recording.save(tmp_path / "training.npz"))
-    assert saved.store.left_out == recording.left_out
+    assert saved.store.left_out == recording.store.left_out
     cell = int(calls.rows["cell"][0])
     assert repr(saved.collectives(cell=cell)) == repr(calls)
 
