@@ -165,7 +165,7 @@ def _switch(mode):
     _recorder.remove()
     if _event_buffer.level == VALUES: _away[:] = [time.monotonic_ns()]
     if mode == "recorded" and _away:  # exclude the time without recording from the sampling rate
-        _event_buffer.thinning._since_ns += time.monotonic_ns() - _away[0]
+        _event_buffer.thinning.since_ns += time.monotonic_ns() - _away[0]
     Kernel.make = {"nothing": nothing, "least": least}.get(mode, _whole)
     if mode not in ("bare", "again"): _recorder.install()
     _event_buffer.level, _event_buffer.thins = {"recorded": (VALUES, True), "all": (ALL, False)}.get(mode, (OFF, False))

@@ -316,6 +316,8 @@ def _plain(transports: str) -> Iterator[_Plain]:
                 one.stdin.close()
             for one in both:
                 one.wait(timeout=60)
+                assert one.stdout is not None
+                one.stdout.close()
 
 
 def _line(process: subprocess.Popen[str]) -> Any:

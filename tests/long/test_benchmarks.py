@@ -39,5 +39,5 @@ def test_a_benchmark_runs(name):
         pytest.skip("needs sshd, network namespaces or Slurm")
     assert figures
     for figure in figures:
-        assert figure.what and figure.unit
+        assert figure.what  # a count has no unit
         assert math.isfinite(figure.value), figure
