@@ -791,9 +791,9 @@ def test_what_is_sharded_is_described_without_a_checksum(four_ranks):
     sharded = {entry for entry, fact in facts.items() if fact.get("skipped") == "sharded"}
     assert sharded == {
         *("shard", "net.weight", "net.bias", "flat._flat_param", "shards.weight", "shards.bias"),
-        *(f"optimizer.state[{i}].{key}" for i in range(5) for key in ("exp_avg", "exp_avg_sq")),
+        *(f"optimizer.state[{i}].{key}" for i in range(2) for key in ("exp_avg", "exp_avg_sq")),  # FSDP1 may hold no part
     }
-    assert facts["optimizer.state[4].step"]["value"] == "1.0"
+    assert facts["optimizer.state[0].step"]["value"] == "1.0"
 
 
 def test_the_state_of_an_optimizer_that_each_rank_has_a_share_of():

@@ -31,7 +31,7 @@ def slow(wait, then=lambda *_, **__: None):
     exec(compile(code, isolation.__file__, "exec"), names)
     return names["work"]
 '''
-SLEEPS, HOLDS = "time.sleep(1.5)", "sum(range(6 * 10**7))"  # the second one lets no other thread run
+SLEEPS, HOLDS = "time.sleep(1.5)", "sum(range(10**8))"  # the second one lets no other thread run
 PREPARING, CLEANING = "preparing the cell", "cleaning up after the cell"
 PHASES = {  # change of the rank -> what the rank is shown to do
     "a hook before the cell": ("of_cells._hooks.cell_begins.insert(0, slow({wait}))", PREPARING),

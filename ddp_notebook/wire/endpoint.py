@@ -19,6 +19,7 @@ from ddp_notebook.messages import (  # noqa: F401  # registers the message class
     resize_messages,
     script_abort,
     survive_messages,
+    twice_messages,
 )
 from ddp_notebook.messages.encoding import Message, decode
 from ddp_notebook.messages.processes import Address

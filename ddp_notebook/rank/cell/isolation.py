@@ -67,16 +67,8 @@ def _run_those_of_cells() -> None:
 NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks do not import
     "line": (
         *("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_interrupt", "ddp_heal", "ddp_check", "ddp_auto"),
-        *(
-            "ddp_pull",
-            "ddp_push",
-            "ddp_record",
-            "ddp_report",
-            "ddp_monitor",
-            "ddp_trace",
-            "ddp_forecast",
-            "on_all_ranks",
-        ),
+        *("ddp_pull", "ddp_push", "ddp_record", "ddp_report", "ddp_monitor", "ddp_trace", "ddp_forecast", "ddp_nan"),
+        *("ddp_verify", "on_all_ranks"),
         *("ddp_sync", "ddp_fetch", "ddp_attach", "ddp_jobs", "ddp_wait", "ddp_cancel", "ddp_resize", "ddp_fault"),
         *("ddp_memory", "ddp_peek", "ddp_diff", "ddp_torchrun", "ddp_help"),
     ),
