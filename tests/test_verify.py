@@ -173,3 +173,9 @@ def test_a_loss_that_is_not_finite_is_not_compared():
 
     found = explain(facts([[1.0, 0.0]] * 2, [[1.0, 0.0]] * 2, losses=[1.0, float("nan")]))
     assert not found.is_right and found.findings == () and "the loss is nan on rank 1" in found.summary
+
+
+def test_a_batch_variable_may_start_with_an_underscore(session):
+    session.run(f"{SETUP}model = DDP(net()); _x, _y = x, y", quiet=True)
+    assert session.verify("F.cross_entropy(model(_x), _y)", ["_x", "_y"], micro=4).is_right
+    assert {one.result for one in session.run("_x is x and _y is y", quiet=True).by_rank.values()} == {"True"}

@@ -379,8 +379,8 @@ def test_a_parameter_outside_of_ddp(run, averages):
     if averages:
         loop = loop.replace("optimizer.step()", "dist.all_reduce(scale.grad)\n    optimizer.step()")
     wanted = (
-        "step 1: scale had the same values on all ranks before the step, and differ now: no DDP model has averaged the "
-        "gradients; put the parameters into the model before it is wrapped, or average their gradients with all_reduce "
+        "step 1: scale had the same values on all ranks before the step, and differ now. No DDP model has averaged the "
+        "gradients. Put the parameters into the model before it is wrapped, or average their gradients with all_reduce "
         "(# ddp: ok not-averaged)"
     )
     assert run(code + loop) == [wanted] * (not averages)
@@ -409,8 +409,8 @@ for step in range(4):
 """.replace("LAST", str(last))
     )
     wanted = (
-        "step 1: the step lacks gradients of model: its last backward() ran under set_requires_gradient_sync(False), "
-        "and FSDP keeps them for a later one; call model.set_requires_gradient_sync(True) before the last forward and "
+        "step 1: the step lacks gradients of model, whose last backward() ran under set_requires_gradient_sync(False). "
+        "FSDP keeps them for a later backward. Call model.set_requires_gradient_sync(True) before the last forward and "
         "backward of each step (# ddp: ok unreduced)"
     )
     assert run(code) == [wanted] * (not last)

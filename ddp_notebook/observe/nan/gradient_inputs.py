@@ -29,7 +29,7 @@ class BadGradient:
     step: int
     bucket: int | None  # bucket of a DDP model; None for FSDP and for calls of the user
     model: str  # DDP model, or the module of FSDP; "" if it is unknown
-    parameters: tuple[str, ...]  # of the bucket; () if unknown
+    parameters: tuple[str, ...]  # parameters of the bucket; () if unknown
     operation: str  # "all_reduce"
     site: str  # "cell line 7"
     nans: int

@@ -37,8 +37,8 @@ from ddp_notebook.stdlib import contextlib
 
 _SEED = 1
 _QUIET_MODULES, _QUIET_ALL = 1, 2
-_HOOK_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # by a part of the name of torch's comm hooks
-_MOST_CHARS = 200  # of the text of an error
+_HOOK_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # dtype by a part of the name of the comm hook
+_MOST_CHARS = 200  # maximum length of an error in a sentence
 
 
 class RefusedError(Exception):
@@ -124,7 +124,7 @@ class Comparison:
     def _save(self) -> ModelState:
         modules = all_modules()
         reshard(modules)
-        return ModelState(self._namespace, modules)
+        return ModelState(self._namespace, modules, self._step.batch)
 
     def _check_names(self) -> None:
         needed = (self._main,) if self._step.selects else (*self._step.batch, self._main)

@@ -19,7 +19,7 @@ _WRAPPED = (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
 
 
 class Coverage:
-    """Parameters by name, and what averages their gradients.
+    """Parameters by name, with the wrappers that average their gradients.
 
     Names of the main model have no prefix. Names of other models begin with their variable.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from types import NoneType
 from typing import Any
 
@@ -43,6 +43,7 @@ class ModelState:
     Args:
         namespace: the user's variables.
         modules: the modules whose state is saved; None: all modules of the process.
+        names: variables to save although their names start with an underscore.
 
     Example:
         >>> model = torch.nn.Linear(1, 1)
@@ -54,9 +55,16 @@ class ModelState:
         True
     """
 
-    def __init__(self, namespace: MutableMapping[str, Any], modules: Sequence[torch.nn.Module] | None = None) -> None:
+    def __init__(
+        self,
+        namespace: MutableMapping[str, Any],
+        modules: Sequence[torch.nn.Module] | None = None,
+        names: Collection[str] = (),
+    ) -> None:
         self._namespace = namespace
-        self._variables = {name: value for name, value in namespace.items() if not name.startswith("_")}
+        self._variables = {
+            name: value for name, value in namespace.items() if not name.startswith("_") or name in names
+        }
         self.modules = modules = all_modules() if modules is None else list(modules)
         self._restorers: list[Callable[[], None]] = [
             *(_keep_container(value) for value in self._variables.values() if type(value) in _CONTAINERS),
@@ -178,7 +186,7 @@ def _keep_module(module: torch.nn.Module) -> Callable[[], None]:
 
 def _keep_comm_hooks(modules: Iterable[torch.nn.Module]) -> Iterable[Callable[[], None]]:
     for module in modules:
-        for pair in getattr(module, "_comm_hooks", ()):  # the hook may be an object with a state of its own
+        for pair in getattr(module, "_comm_hooks", ()):  # the hook may be an object with attributes
             for one in pair:
                 if hasattr(one, "__dict__") and not isinstance(one, type | torch.nn.Module):
                     yield _keep_attributes(one)

@@ -87,9 +87,9 @@ def _bypassed(step: int, details: Details) -> tuple[str, str]:
 def _unreduced(step: int, details: Details) -> tuple[str, str]:
     model = _one(details)["model"]
     return f"step {step}", (
-        f"the step lacks gradients of {model}: its last backward() ran under set_requires_gradient_sync(False), and "
-        f"FSDP keeps them for a later one; call {model}.set_requires_gradient_sync(True) before the last forward and "
-        "backward of each step"
+        f"the step lacks gradients of {model}, whose last backward() ran under set_requires_gradient_sync(False). "
+        f"FSDP keeps them for a later backward. Call {model}.set_requires_gradient_sync(True) before the last forward "
+        "and backward of each step"
     )
 
 
@@ -102,8 +102,8 @@ def _not_averaged(step: int, details: Details) -> tuple[str, str]:
             "parameters that required gradients when it was made; make it after the last change of the model"
         )
     return f"step {step}", (
-        f"{names} had the same values on all ranks before the step, and differ now: no DDP model has averaged the "
-        "gradients; put the parameters into the model before it is wrapped, or average their gradients with all_reduce"
+        f"{names} had the same values on all ranks before the step, and differ now. No DDP model has averaged the "
+        "gradients. Put the parameters into the model before it is wrapped, or average their gradients with all_reduce"
     )
 
 

@@ -417,7 +417,7 @@ class _Explanation:
         if abs(ratio * count - 1) < _CLOSE * 10 and self._is_sum_of_losses():
             sentence = (
                 f"the gradients are 1/{count} of those of one process: the loss is a sum over the batch, and ranks are "
-                f"averaged; use a mean, or multiply the loss by the number of ranks ({count})"
+                f"averaged. Use a mean, or multiply the loss by the number of ranks ({count})"
             )
             return [Finding(cause="sum", sentence=sentence)], []
         sentence = (
@@ -464,8 +464,9 @@ class _Explanation:
             ]
         off = self._gradients.norm("", minus(mean("quiet", parts), whole)) / self._gradients.norm("", whole)
         return [], [
-            f"the gradient of the whole batch differs by {off:.2g} and is no weighted mean of the parts: the loss "
-            "compares samples within a batch, such as in-batch negatives, or is no mean over samples"
+            f"the gradient of the whole batch differs by {off:.2g} from the average of the parts, and no "
+            "weights of the ranks explain it. The loss compares samples within a batch, such as in-batch negatives, or "
+            "is not a mean over samples"
         ]
 
     # ---- notes and numbers
@@ -478,7 +479,7 @@ class _Explanation:
                 "comparison with the whole batch uses running statistics"
             )
         if facts["no_whole"] and facts["no_whole"] != "one part":
-            yield f"there is no comparison with the whole batch: {facts['no_whole']}"
+            yield f"the whole batch was not compared: {facts['no_whole']}"
         elif facts["no_whole"]:
             yield "all ranks compute one part of the batch, so that the whole batch is this part"
         else:

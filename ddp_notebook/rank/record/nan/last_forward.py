@@ -32,7 +32,7 @@ class KeptForward:
         self.autocast = [_autocast(one) for one in ("cpu", "cuda") if one == "cpu" or torch.cuda.is_initialized()]
         self._versions = [_version(one) for one in self.tensors()]
         self._parameter_versions = sum(_version(one) for one in module.parameters())
-        self.gradients: dict[int, tuple[torch.Tensor, int]] = {}  # of outputs, by their index, with versions
+        self.gradients: dict[int, tuple[torch.Tensor, int]] = {}  # gradients of outputs by index, with versions
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Return the tensors in its arguments."""
