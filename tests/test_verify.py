@@ -179,3 +179,22 @@ def test_a_batch_variable_may_start_with_an_underscore(session):
     session.run(f"{SETUP}model = DDP(net()); _x, _y = x, y", quiet=True)
     assert session.verify("F.cross_entropy(model(_x), _y)", ["_x", "_y"], micro=4).is_right
     assert {one.result for one in session.run("_x is x and _y is y", quiet=True).by_rank.values()} == {"True"}
+
+
+def test_batches_that_are_made_in_the_loop(session):
+    head = f"{SETUP}model = DDP(net()); opt = torch.optim.SGD(model.parameters(), 0.1)\n"
+    head += "torch.manual_seed(rank); X, Y, B = x, y, 4\n"
+    body = "    out = model(xb)\n    loss = F.cross_entropy(out, yb)\n    loss.backward()\n    opt.step()"
+    made = "xb, yb = torch.randn(4, x.shape[1]), torch.randint(4, (4,))"
+    indexed = "idx = range(step * B, step * B + B)\n    xb, yb = X[list(idx)], Y[list(idx)]"
+    for batch in (made, indexed):
+        session.run(f"{head}for step in range(2):\n    {batch}\n{body}", quiet=True)
+        found = session.verify()
+        assert found.is_right and found.samples == 8 and batch.partition("\n")[0] not in found.notes[0]
+        assert session.verify(batch=["xb", "yb"]).is_right
+    session.run(
+        f"{head}for step in range(2):\n    F.cross_entropy(model(X[step:step + B]), Y[step:step + B]).backward()",
+        quiet=True,
+    )
+    with pytest.raises(UsageError, match="step has no samples: name the batch"):
+        session.verify()

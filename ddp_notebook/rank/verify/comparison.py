@@ -143,6 +143,8 @@ class Comparison:
         """
         values = {name: self._namespace[name] for name in self._step.batch if name in self._namespace}
         if not self._step.selects:
+            if all(isinstance(one, int | float) for one in values.values()):
+                raise StepError(f"{', '.join(values)} has no samples: name the batch with --batch x,y")
             return values
         values = {name: value for name, value in values.items() if batches.has_samples(value)}
         if not values:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+from types import BuiltinFunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ddp_notebook.rank.hooks import Core, Feature
 
@@ -11,6 +16,12 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.verify.model_state import ModelState
 
 _feature: VerifyFeature | None = None  # the one of this process
+_LIBRARIES = ("torch", "numpy", "random", "math", "itertools")
+_DATA = (
+    *(int, float, complex, str, bytes, range, slice, np.ndarray, np.generic, np.random.Generator, BuiltinFunctionType),
+    *(torch.device, torch.dtype, torch.Size, torch.Generator, DataLoader, Dataset, Sampler),
+)
+_MOST_PARTS = 10_000
 
 
 class VerifyFeature(Feature):
@@ -56,6 +67,27 @@ def compare(namespace: MutableMapping[str, Any], code: dict[str, Any], main: str
     """Compare a step in this process, see `VerifyFeature.compare`."""
     assert _feature is not None
     return _feature.compare(namespace, code, main)
+
+
+def data_names(namespace: Mapping[str, Any]) -> list[str]:
+    """Return the names of variables that hold data, and nothing that could compute with parameters.
+
+    Example:
+        >>> data_names({"x": torch.ones(3), "sizes": [1, 2], "net": torch.nn.Linear(1, 1), "torch": torch})
+        ['x', 'sizes', 'torch']
+    """
+    return [name for name, value in namespace.items() if _is_data(value)]
+
+
+def _is_data(value: object, depth: int = 3) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not value.requires_grad
+    if isinstance(value, ModuleType):
+        return value.__name__.partition(".")[0] in _LIBRARIES
+    if isinstance(value, list | tuple | dict):
+        parts = value.values() if isinstance(value, dict) else value
+        return depth > 0 and len(parts) <= _MOST_PARTS and all(_is_data(one, depth - 1) for one in parts)
+    return value is None or isinstance(value, _DATA)
 
 
 FEATURE = VerifyFeature

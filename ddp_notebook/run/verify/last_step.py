@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_notebook.errors import UsageError
@@ -23,7 +24,7 @@ class FoundStep:
         loss: the differentiated expression.
         after: statements that change the gradients before the optimizer's step; "": none.
         batch: names with the batch.
-        is_sure: the names are those of a loop over the data; False: the ranks select the tensors among them.
+        is_sure: the names are those of a loop over the data, or given; False: the ranks select the tensors among them.
     """
 
     before: str
@@ -46,11 +47,14 @@ def averages_itself(codes: Sequence[str]) -> bool:
     return any(_AVERAGES.search(code) and "grad" in code for code in codes)
 
 
-def find_step(codes: Sequence[str]) -> FoundStep:
+def find_step(codes: Sequence[str], data: Collection[str] = (), given: Collection[str] = ()) -> FoundStep:
     """Return the step of the last training cell.
 
     Args:
         codes: texts of the last cells, the newest first.
+        data: names of variables that hold data, see `rank.verify.data_names`. Statements that only read such names
+            are not repeated: their results are the batch.
+        given: names with the batch; (): those that the step reads.
 
     Raises:
         UsageError: no cell calls `backward`, or the step is not clear.
@@ -69,9 +73,9 @@ def find_step(codes: Sequence[str]) -> FoundStep:
         if len(direct) + len(called) > 1:
             raise UsageError(f"the last training cell calls backward in several places: {_ASKS}")
         if direct:
-            return _step_of(direct[0], functions)
+            return _step_of(direct[0], functions, None, data, given)
         if called:
-            return _step_in_function(called[0], functions)
+            return _step_in_function(called[0], functions, given)
     raise UsageError(f"no cell has called backward: {_ASKS}")
 
 
@@ -140,11 +144,18 @@ def _trains(statement: ast.stmt, functions: Mapping[str, _Function]) -> bool:
     )
 
 
-def _step_of(path: _Path, functions: Mapping[str, _Function], bound: Mapping[str, str] | None = None) -> FoundStep:
+def _step_of(
+    path: _Path,
+    functions: Mapping[str, _Function],
+    bound: Mapping[str, str] | None,
+    data: Collection[str],
+    given: Collection[str],
+) -> FoundStep:
     """Return the step around a `backward` statement.
 
     Args:
         bound: in a function, the arguments by parameter.
+        data, given: see `find_step`.
     """
     if path.unclear:
         raise UsageError(f"backward is inside of {path.unclear!r} in the last training cell: {_ASKS}")
@@ -155,9 +166,14 @@ def _step_of(path: _Path, functions: Mapping[str, _Function], bound: Mapping[str
     needed = set(_names(loss, ast.Load))
     before: list[str] = []
     read: set[str] = set()  # names assigned by a statement that reads the data, such as x, y = next(batches)
+    made: set[str] = set()  # names assigned by another statement that only reads data, such as x = data[step]
     for one in reversed(path.statements[: path.at]):
-        assigned = _assigned(one) & needed
+        assigned = (_assigned(one) & needed) - set(given)
         if not assigned:
+            continue
+        if _reads_data(one, functions, data):
+            made |= assigned
+            needed -= assigned
             continue
         if any(isinstance(part, ast.Name) and part.id == "next" for part in ast.walk(one)):
             read |= assigned
@@ -169,14 +185,28 @@ def _step_of(path: _Path, functions: Mapping[str, _Function], bound: Mapping[str
         if argument != name:
             before.insert(0, f"{name} = {argument}")
         needed = (needed - {name}) | _names(ast.parse(argument), ast.Load)
-    batch = (needed & path.targets) | read
+    batch = set(given) or (needed & path.targets) | read | made
     return FoundStep(
         before="\n".join(before),
         loss=ast.unparse(loss),
         after=_after(path, functions),
         batch=tuple(sorted(batch or needed)),
-        is_sure=bool(batch),
+        is_sure=bool(given) or (bool(batch) and made <= path.targets),
     )
+
+
+def _reads_data(node: ast.AST, functions: Mapping[str, _Function], data: Collection[str]) -> bool:
+    """Return whether an assignment, or a function of the user, computes only with data."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.FunctionDef):
+        return False
+    own = _names(node, ast.Store) if isinstance(node, ast.FunctionDef) else frozenset[str]()
+    if isinstance(node, ast.FunctionDef):
+        own |= {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)} | {node.name}
+    inside = {
+        one for part in ast.walk(node) if isinstance(part, ast.comprehension) for one in _names(part.target, ast.Store)
+    }
+    others = _names(node, ast.Load) - own - inside - set(data) - set(dir(builtins))
+    return all(name in functions and _reads_data(functions[name], functions, data) for name in others)
 
 
 def _assigned(statement: ast.stmt) -> frozenset[str]:
@@ -203,7 +233,7 @@ def _combines(statement: ast.stmt, functions: Mapping[str, _Function]) -> bool:
     return any(_AVERAGES.search(ast.unparse(one)) for one in (statement, *called))
 
 
-def _step_in_function(path: _Path, functions: Mapping[str, _Function]) -> FoundStep:
+def _step_in_function(path: _Path, functions: Mapping[str, _Function], given: Collection[str]) -> FoundStep:
     """Return the step of a function that the training cell calls for each batch."""
     calls = [
         one
@@ -219,4 +249,4 @@ def _step_in_function(path: _Path, functions: Mapping[str, _Function]) -> FoundS
     bound = {name: ast.unparse(value) for name, value in zip(names, calls[0].args, strict=False)}
     bound |= {one.arg: ast.unparse(one.value) for one in calls[0].keywords if one.arg}
     step = _Path(inside[0].statements, inside[0].at, path.targets, inside[0].unclear)
-    return _step_of(step, functions, bound)
+    return _step_of(step, functions, bound, (), given)

@@ -32,11 +32,11 @@ def verify(ask: Ask, codes: Sequence[str], loss: str, batch: Sequence[str], mode
     if loss.strip():
         step = {"loss": loss.strip(), "batch": list(batch), "micro": micro}
         return _compare(ask, step, model, averages_itself(codes))
-    found = find_step(codes)
+    found = find_step(codes, ask("feature.data_names(globals())")[0], batch)
     if micro > 1 and found.after:
         raise UsageError("--micro does not work for a step that averages gradients itself; omit it")
-    step = {"before": found.before, "loss": found.loss, "after": found.after, "batch": list(batch or found.batch)}
-    step |= {"selects": not batch and not found.is_sure, "micro": micro}
+    step = {"before": found.before, "loss": found.loss, "after": found.after, "batch": list(found.batch)}
+    step |= {"selects": not found.is_sure, "micro": micro}
     verification = _compare(ask, step, model, False)
     before = re.sub(r":\n\s+", ": ", found.before).replace("\n", "; ")
     text = "; ".join(filter(None, [before, f"{found.loss}.backward()", found.after.replace("\n", " ")]))
