@@ -29,7 +29,7 @@ def _failed(function: Any) -> BaseException:
 
 def _facts(error: BaseException, namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(out_of_memory, "_last", None)
-    out_of_memory.note(error, namespace, "cell line 3")
+    out_of_memory.note(error, namespace, lambda: "cell line 3")
     return out_of_memory.told()["last"]
 
 

@@ -137,7 +137,7 @@ class GradientInputs:
     def bad(self, step: int, rank: int) -> list[BadGradient]:
         """Return the bad gradients of a rank in a step, in the order of their averages."""
         calls = self._calls
-        found = np.flatnonzero((calls["step"] == step) & (calls["rank"] == rank) & (calls["bad"] > 0))
+        found = np.flatnonzero((calls["step"] == step) & (calls["rank"] == rank) & self.is_bad)
         return [self._gradient(at) for at in found[np.argsort(calls["call"][found])].tolist()]
 
     def finite_before(self, step: int, rank: int) -> int:

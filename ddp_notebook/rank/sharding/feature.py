@@ -25,8 +25,8 @@ class ShardingFeature(Feature):
 
     def cell_failed(self, error: BaseException) -> None:
         if self.core.shell is not None:
-            site = self.core.network.where.of_traceback(error.__traceback__)
-            out_of_memory.note(error, self.core.shell.user_ns, site)
+            where = self.core.network.where
+            out_of_memory.note(error, self.core.shell.user_ns, lambda: where.of_traceback(error.__traceback__))
 
     def explain(self, error: BaseException) -> str:
         return mistakes.explain_unsharded(error)

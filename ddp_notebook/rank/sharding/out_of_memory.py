@@ -8,11 +8,12 @@ once, for the last node that has saved it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ddp_notebook.rank import reserve
 from ddp_notebook.rank.cell.exceptions import chain
@@ -28,19 +29,20 @@ _MOST_MODULES = 64
 _last: dict[str, Any] | None = None
 
 
-def note(error: BaseException, namespace: Mapping[str, Any], site: str) -> None:
+def note(error: BaseException, namespace: Mapping[str, Any], site: Callable[[], str]) -> None:
     """Note the facts if an error of a cell is about memory.
 
     Args:
         error: the error, with its traceback.
         namespace: variables of the cell.
-        site: line of the user's code that has raised the error.
+        site: returns the line of the user's code that has raised the error.
     """
     global _last
     if not any(is_about_memory(one) for one in chain(error)):
         return
     with reserve.lent(), contextlib.suppress(Exception):  # a user object may raise, and memory may be used up again
-        _last = _facts(error, namespace, site)
+        _last = None  # an earlier error must not explain this one
+        _last = _facts(error, namespace, site())
 
 
 def is_about_memory(error: BaseException) -> bool:
@@ -50,7 +52,8 @@ def is_about_memory(error: BaseException) -> bool:
         >>> is_about_memory(MemoryError()), is_about_memory(ValueError("no"))
         (True, False)
     """
-    return isinstance(error, torch.OutOfMemoryError) or shortages.MEMORY in shortages.kinds(error)
+    kinds = shortages.kinds(error)  # EAGAIN may also mean that no thread can start, or that a socket is not ready
+    return isinstance(error, torch.OutOfMemoryError) or (shortages.MEMORY in kinds and shortages.PROCESSES not in kinds)
 
 
 def told() -> dict[str, Any]:
@@ -137,10 +140,15 @@ def _modules_of_parameters(namespace: Mapping[str, Any], names: Mapping[int, str
     return found
 
 
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Return the storage of a tensor, or of this rank's part of a DTensor, whose own storage has no memory."""
+    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).untyped_storage()
+
+
 def _storages_of_models(namespace: Mapping[str, Any]) -> set[int]:
     """Return the addresses of parameters and buffers, which do not count as activations."""
     return {
-        tensor.untyped_storage().data_ptr()
+        _storage(tensor).data_ptr()
         for value in namespace.values()
         if issubclass(type(value), torch.nn.Module)
         for tensor in (*torch.nn.Module.parameters(value), *torch.nn.Module.buffers(value))
@@ -156,7 +164,7 @@ def _variables(namespace: Mapping[str, Any], known: set[int]) -> dict[str, int]:
         if name.startswith("_"):
             continue
         for tensor in _tensors(value):
-            storage = tensor.untyped_storage()
+            storage = _storage(tensor)
             if tensor.device.type != "meta" and storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())
                 found[name] += storage.nbytes()
@@ -165,7 +173,8 @@ def _variables(namespace: Mapping[str, Any], known: set[int]) -> dict[str, int]:
 
 def _tensors(value: Any, depth: int = 2) -> Iterator[torch.Tensor]:
     if issubclass(type(value), torch.Tensor):
-        yield value
+        if value.layout is torch.strided:  # others have no storage of their own
+            yield value
     elif depth and type(value) in (list, tuple, dict):
         for one in value.values() if type(value) is dict else value:
             yield from _tensors(one, depth - 1)
@@ -191,7 +200,9 @@ def _activations(places: list[Mapping[str, Any]], names: Mapping[int, str], know
         seen.add(node)
         own = 0
         for tensor in _saved(node):
-            storage = tensor.untyped_storage()
+            if tensor.layout is not torch.strided:
+                continue
+            storage = _storage(tensor)
             if storage.data_ptr() not in known:
                 known.add(storage.data_ptr())
                 own += storage.nbytes()

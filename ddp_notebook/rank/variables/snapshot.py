@@ -33,9 +33,6 @@ _OPEN = (  # objects whose position or process cannot be copied
     *(io.IOBase, socket.socket, subprocess.Popen, multiprocessing.process.BaseProcess, threading.Thread),
     *(types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, dataloader._MultiProcessingDataLoaderIter),
 )
-_EMPTY: tuple[Any, ...] = ([], (), {}, set(), "", b"", range(0))
-_ITERATORS: set[type] = {type(iter(one)) for one in _EMPTY}
-_ITERATORS |= {enumerate, zip, map, filter, reversed}
 _OF_DDP = ("reducer", "logger")  # a second reference would keep the hooks of an old reducer
 Action = Callable[[], object]
 
@@ -95,7 +92,7 @@ class Snapshot:
             if len(self._seen) > _MOST_OBJECTS:
                 self.left[place] = f"the variables hold more than {_MOST_OBJECTS:,} objects"
                 return
-            if issubclass(kind, _OPEN) or kind in _ITERATORS:
+            if issubclass(kind, _OPEN) or (hasattr(kind, "__next__") and _attributes(value) is None):
                 self.left[place] = f"a {kind.__name__}"
                 continue
             try:

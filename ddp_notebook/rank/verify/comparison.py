@@ -308,7 +308,8 @@ class Comparison:
             "hook": next((_name_of(hook) for hook, _ in hooks), ""),
             "unit": max(torch.finfo(getattr(torch, one)).eps for of_rank in dtypes for one in of_rank),
             "dtypes": sorted({one for of_rank in dtypes for one in of_rank}),
-            "is_eager": not any(map(_is_compiled, modules)) and not self._full.are_needed,
+            # On a GPU, kernels of the backward may add in another order each time.
+            "is_eager": not any(map(_is_compiled, modules)) and not self._full.are_needed and not _are_on_gpu(modules),
             "norms": sorted({type(one).__name__ for one in modules if _has_batch_statistics(one)}),
             "gradient_hooks": sorted(coverage.user_hooks()),
             "divide_factor": self._divide_factor(),
@@ -339,7 +340,7 @@ class Comparison:
         entered = all(self._all(any(id(one) in self._entered for one in models)))
         needs_all = entered and not any(one.find_unused_parameters or one.static_graph for one in models)
         covered = set(self._coverage.parameters()) - set(causes) if models and needs_all else set()
-        never = sorted(covered - set(sizes))
+        never = sorted(set[str]().union(*self._all(covered - set(sizes))))
         return {
             "never": never,
             "hangs": any(self._all(bool(never) or bool(covered & set(missing)))),
@@ -496,6 +497,10 @@ def _device_of(values: Any) -> torch.device:
 
 def _name_of(hook: Any) -> str:
     return str(getattr(hook, "__qualname__", type(hook).__qualname__)).rpartition(".")[2]
+
+
+def _are_on_gpu(modules: Sequence[nn.Module]) -> bool:
+    return any(one.device.type != "cpu" for module in modules for one in module.parameters(recurse=False))
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -299,17 +299,13 @@ class _Explanation:
             return
         by_rank = {rank: off for name in names for rank, off in facts["weights"][name].items()}
         ranks = sorted(by_rank)
-        if len(ranks) == facts["world"] - 1 and len(ranks) > 1:  # rank 0 is the odd one, or all differ
-            which = "the ranks hold"
-        else:
-            which = f"{list_ranks(ranks)} {'holds' if len(ranks) == 1 else 'hold'}"
+        which = f"{list_ranks(ranks)} {'holds' if len(ranks) == 1 else 'hold'}"
         off = max(value for name in names for value in facts["weights"][name].values())
-        than = " than rank 0" if which != "the ranks hold" else ", unlike each other"
         yield Finding(
             cause="weights",
-            sentence=f"{which} other values of {_some(names)}{than} (off by {off:.2g}): the averaged gradient belongs "
-            "to none of them; make them equal, such as by wrapping the model again. The whole batch was computed with "
-            "the values of rank 0",
+            sentence=f"{which} other values of {_some(names)} than rank 0 (off by {off:.2g}): the averaged gradient "
+            "belongs to none of them; make them equal, such as by wrapping the model again. The whole batch was computed "
+            "with the values of rank 0",
             parameters=tuple(names),
             ranks=tuple(ranks),
         )

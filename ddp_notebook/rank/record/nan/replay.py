@@ -50,11 +50,11 @@ class Replay:
         arguments = [*kept.inputs, *kept.named.values()]
         if found := bad_input(arguments, nans_only=True):
             return Origin("input", details=found)
+        if why := kept.changed():
+            return Origin("", details=why)
         bad = [name for name, one in kept.module.named_parameters() if is_bad(one, nans_only=nans_only)]
         if bad:
             return Origin("parameters", ", ".join(bad[:_MOST_NAMES]) + ", ..." * (len(bad) > _MOST_NAMES))
-        if why := kept.changed():
-            return Origin("", details=why)
         try:
             return restored(lambda: self._search(kept, nans_only=nans_only), self._state(kept))
         except ReplayNeedsRanksError:
