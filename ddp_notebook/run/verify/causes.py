@@ -304,8 +304,8 @@ class _Explanation:
         yield Finding(
             cause="weights",
             sentence=f"{which} other values of {_some(names)} than rank 0 (off by {off:.2g}): the averaged gradient "
-            "belongs to none of them; make them equal, such as by wrapping the model again. The whole batch was computed "
-            "with the values of rank 0",
+            "belongs to none of them; make them equal, such as by wrapping the model again. The whole batch was "
+            "computed with the values of rank 0",
             parameters=tuple(names),
             ranks=tuple(ranks),
         )
