@@ -94,7 +94,7 @@ def test_the_first_differing_tensor_is_named(session):
     average = run_twice(session, TRAIN.format(noise="", before=before))
     assert average.first is not None and average.first[:3] == (3, "gradient", "module.0.bias")
     assert "so only the average differs" in str(average)
-    assert "Files were not restored: the cell has written its files twice." in str(average)
+    assert "Files are not restored between the two runs." in str(average)
 
 
 def test_a_failed_cell_leaves_the_state_before(session):

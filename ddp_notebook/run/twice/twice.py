@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _KINDS = ("batch", "local gradient", "gradient", "parameter")  # in the order of a step
 _RESERVE = 0.9  # share of the free memory that copies may take
 _PUT_BACK_S = 30.0
-_FILES = "Files were not restored: the cell has written its files twice"
+_FILES = "Files are not restored between the two runs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
