@@ -74,6 +74,7 @@ class Core:
     is_busy: Callable[[], bool]
     hand_on: Callable[[Message], None]
     between: BetweenSteps = field(default_factory=BetweenSteps, init=False)  # tasks of the core, run by recording
+    update_cell_hooks: Callable[[], None] = field(default=lambda: None, init=False)  # see `Feature.watches_cells`
     shell: Any = field(default=None, init=False)  # the InteractiveShell, from `engine_ready` on
     recording: RankRecording | None = field(default=None, init=False)  # None if that feature is off
 
@@ -83,6 +84,8 @@ class Feature:
 
     A feature is made in the main thread when the rank starts, before there is an engine or a group.
     """
+
+    watches_cells = True  # False: no `cell_begins` and `cell_ends`; call `core.update_cell_hooks` after a change
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -169,13 +172,9 @@ class Hooks:
     def __init__(self, core: Core) -> None:
         self.core = core
         self._features = {name: kind(core) for name, kind in load().items()}
-        self.cell_begins = self._of("cell_begins")
+        core.update_cell_hooks = self._update_cell_hooks
+        self._update_cell_hooks()
         self.cell_code = self._of("cell_code")
-        self.cell_ends = [
-            (name, one.cell_ends)
-            for name, one in reversed(self._features.items())
-            if type(one).cell_ends is not Feature.cell_ends
-        ]
         self.cell_facts = self._of("cell_facts")
         self.group_forms = self._of("group_forms")
         self.group_formed = self._of("group_formed")
@@ -186,6 +185,17 @@ class Hooks:
         self._cell_failed = self._of("cell_failed")
         self._explain = self._of("explain")
         self._variables = self._of("variables")
+
+    def _update_cell_hooks(self) -> None:
+        watching = {name: one for name, one in self._features.items() if one.watches_cells}
+        self.cell_begins = [
+            one.cell_begins for one in watching.values() if type(one).cell_begins is not Feature.cell_begins
+        ]
+        self.cell_ends = [
+            (name, one.cell_ends)
+            for name, one in reversed(watching.items())
+            if type(one).cell_ends is not Feature.cell_ends
+        ]
 
     def _of(self, hook: str) -> list[Callable[..., Any]]:
         """Return the methods of the features that override a hook. A hook without overrides costs nothing."""

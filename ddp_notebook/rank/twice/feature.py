@@ -21,6 +21,7 @@ class TwiceFeature(Feature):
         self._snapshot: Any = None
         self._running: Any = None  # observation of the running cell
         self._observed: list[Any] = []  # observations of the runs
+        self.watches_cells = False
 
     def questions(self) -> Mapping[type[Message], Callable[[Any], Coroutine[Any, Any, None]]]:
         return {TakeSnapshot: self._take, PutBack: self._put_back}
@@ -64,6 +65,7 @@ class TwiceFeature(Feature):
             self._observed.clear()
             snapshot.take()
             self._snapshot = snapshot
+            self._watch_cells(True)
         return {"nbytes": snapshot.nbytes, "left": left, "refused": refused, "free": _free_bytes()}
 
     def _restored(self, message: PutBack) -> dict[str, Any]:
@@ -77,7 +79,12 @@ class TwiceFeature(Feature):
                 facts = first_difference(*self._observed)
             self._snapshot = None
             self._observed.clear()
+            self._watch_cells(False)
         return facts
+
+    def _watch_cells(self, on: bool) -> None:
+        self.watches_cells = on
+        self.core.update_cell_hooks()
 
 
 def _root(place: str) -> str:

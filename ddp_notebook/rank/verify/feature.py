@@ -32,11 +32,16 @@ class VerifyFeature(Feature):
         super().__init__(core)
         self._state: ModelState | None = None  # state to restore; None: no comparison is in progress
         _feature = self
+        self.watches_cells = False
 
     def cell_ends(self) -> None:
         """Restore the state after an interrupted comparison. No interrupt is raised here."""
         if self._state is not None:
             self._restore()
+
+    def _watch_cells(self, on: bool) -> None:
+        self.watches_cells = on
+        self.core.update_cell_hooks()
 
     def _restore(self) -> None:
         state = self._state
@@ -44,9 +49,11 @@ class VerifyFeature(Feature):
         self.core.network.recorder.instead = None
         state.restore()
         self._state = None
+        self._watch_cells(False)
 
     def _keep(self, state: ModelState) -> None:
         self._state = state
+        self._watch_cells(True)
 
     def compare(self, namespace: MutableMapping[str, Any], code: dict[str, Any], main: str) -> dict[str, Any] | None:
         """Compare a step, see `Comparison`. Return its facts on rank 0, or `{"refusal": ...}`."""
