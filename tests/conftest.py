@@ -376,6 +376,7 @@ def kernel(request) -> Iterator[Any]:
         pytest.skip("DDP_NOTEBOOK_TEST_IPYKERNEL6 names no folder with ipykernel 6.31; `make test` sets it")
     with closing(NotebookKernel(pythonpath=ipykernel6() if request.param == "6.31" else "")) as running:
         running.run("%load_ext ddp_notebook")
+        running.let_lines_wait()
         version = running.run("import ipykernel; print(ipykernel.__version__)").stdout
         assert version.startswith("6.31") == (request.param == "6.31")
         yield running

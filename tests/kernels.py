@@ -195,6 +195,14 @@ class NotebookKernel:
         reply = self.finish(self.start(code), timeout_s)
         return self.finish(self.start(code), timeout_s) if reply.status == "aborted" else reply
 
+    def let_lines_wait(self, wait_s: float = 3.0) -> None:
+        """Let lines with numbers, values and displays wait longer than usual for those of other ranks.
+
+        On a busy machine a rank may be late by more than the usual half second, and then has a line of its own.
+        """
+        code = f"__import__('ddp_notebook.run.output.fold', fromlist=['OTHERS_S']).OTHERS_S = {wait_s}"
+        self.finish(self.client.execute(code, silent=True))
+
     def interrupt(self) -> None:
         """Interrupt the kernel, like the stop button."""
         assert self.manager is not None

@@ -159,6 +159,17 @@ def test_late_lines_are_put_in_the_order_of_ranks():
     assert tail.join(1, line("e")) and tail.entries[-1].ranks == [1, 3]
 
 
+def test_late_lines_stand_next_to_the_same_lines_of_other_ranks():
+    tail = Tail()
+    texts = ["first [{}, 7]", "tensor([{}.5])", "tensor([{}.7])", "end {}"]
+    tail.extend([Folded(line(text.format(1)), [1]) for text in texts])
+    for rank in (2, 0, 3):
+        for text in texts:
+            assert tail.insert(Folded(line(text.format(rank)), [rank]))
+    shown = [(entry.ranks[0], entry.item.text) for entry in tail.entries]
+    assert shown == [(rank, text.format(rank)) for text in texts for rank in range(4)]
+
+
 def shown(fold: Fold, now: float, talking: set[int]) -> list[tuple[str, str]]:
     return [("".join(map(str, entry.ranks)), entry.item.text) for entry in fold.take(now, talking)]
 

@@ -72,8 +72,10 @@ class Item:
         key = f"display:{display.msg_type}:{owner}{content}"
         return cls(key, display=display, waits_s=OTHERS_S if is_new else TWINS_S)
 
-    def look(self) -> None:
-        """Compute family, marker and form."""
+    def parse(self) -> Item:
+        """Compute family, marker and form once, and return this item."""
+        if self.family:
+            return self
         self.family = self.marker = self.key
         if self.display is None:
             self.form = form = form_of(self.text)
@@ -82,6 +84,7 @@ class Item:
                 self.family, self.marker = f"{kind}:{form.shape}", f"{kind}:{form.marker}"
         if self.waits_s == OTHERS_S:
             self.family = _VALUES if self.display is None else _DISPLAYS
+        return self
 
     @property
     def is_display(self) -> bool:
@@ -126,20 +129,36 @@ class Tail:
         return False
 
     def insert(self, late: Folded) -> bool:
-        """Insert a line of late ranks between the entries, in the order of ranks.
+        """Insert a line of late ranks after the same line of earlier ranks, or else in the order of ranks.
 
         Return False if these ranks are not late: then their line comes after the shown lines.
         """
         if not self._in_time.isdisjoint(late.ranks):
             return False
-        at = max(self._next.get(rank, 0) for rank in late.ranks)
-        while at < len(self.entries) and self.entries[at].ranks[0] < late.ranks[0]:
-            at += 1
+        at = self._place(late, max(self._next.get(rank, 0) for rank in late.ranks))
         self.entries.insert(at, late)
         self._next = {rank: number + (number > at) for rank, number in self._next.items()}
         self._next.update(dict.fromkeys(late.ranks, at + 1))
         self.changed = self.joined = True
         return True
+
+    def _place(self, late: Folded, start: int) -> int:
+        """Return the number of the entry, `start` or a later one, before which a late line is inserted."""
+        family = late.item.parse().family
+        numbers = range(start, len(self.entries))
+        same = next((number for number in numbers if self.entries[number].item.parse().family == family), None)
+        at = start if same is None else same
+        while at < len(self.entries) and self.entries[at].ranks[0] < late.ranks[0]:
+            if same is not None and self._begins_again(at, same):
+                break
+            at += 1
+        return at
+
+    def _begins_again(self, number: int, first: int) -> bool:
+        """Return whether an entry does not belong to the lines of different ranks that begin with entry `first`."""
+        here, before = self.entries[number], self.entries[number - 1]
+        is_other = here.item.parse().family != self.entries[first].item.parse().family
+        return number > first and (is_other or here.ranks[0] <= before.ranks[0])
 
 
 class _Queue:
@@ -165,9 +184,8 @@ class _Queue:
         while self._fresh:
             one = self._fresh.popleft()
             self._counted.append(one)
-            if not one[1].family:
-                one[1].look()
-            self._counts[one[1].marker] = self._counts.get(one[1].marker, 0) + 1
+            counted = one[1].parse().marker
+            self._counts[counted] = self._counts.get(counted, 0) + 1
         return marker in self._counts
 
     def pop(self) -> Item:
@@ -318,9 +336,7 @@ class Fold:
         """Return the ranks whose first items may be shown together, by the name of their family."""
         families: dict[str, list[int]] = {}
         for rank, item in heads.items():
-            if not item.family:
-                item.look()
-            families.setdefault(item.family, []).append(rank)
+            families.setdefault(item.parse().family, []).append(rank)
         if self._alone:
             for name, ranks in families.items():
                 if name in self._alone and not self._alone[name].issuperset(ranks):
@@ -332,8 +348,7 @@ class Fold:
         came_s, item = queue.head
         if item.waits_s == 0.0:
             return came_s
-        if not item.family:
-            item.look()
+        item.parse()
         if item.waits_s == OTHERS_S and item.display is None:  # a value, usually the last output of its rank
             return came_s + OTHERS_S
         may_wait = item.waits_s == OTHERS_S or item.form is not None
@@ -393,9 +408,7 @@ class Fold:
         for rank, item in items.items():
             if item.waits_s != TWINS_S:
                 continue
-            if not item.family:
-                item.look()
-            if item.form is not None and (not is_for_all or item.marker in self._passed):
+            if item.parse().form is not None and (not is_for_all or item.marker in self._passed):
                 counts = self._passed.pop(item.marker, (now, {}))[1]
                 counts[rank] = counts.get(rank, 0) + 1
                 self._passed[item.marker] = now, counts  # inserted last, because the dict is ordered by time
@@ -414,7 +427,9 @@ def _merged(ranks: list[int], items: dict[int, Item]) -> list[Folded]:
     forms = [form for rank in ranks if (form := items[rank].form) is not None]
     is_different = len(forms) == len(ranks) and any(items[rank].key != first.key for rank in ranks)
     if is_different and (text := merged(ranks, forms)) is not None:
-        return [Folded(Item("", first.stream, text), ranks)]  # no line of one rank has this key
+        item = Item("", first.stream, text)  # no line of one rank has this key
+        item.family = item.marker = first.family
+        return [Folded(item, ranks)]
     groups: dict[str, list[int]] = {}
     for rank in ranks:
         groups.setdefault(items[rank].key, []).append(rank)
