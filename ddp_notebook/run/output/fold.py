@@ -129,7 +129,7 @@ class Tail:
         return False
 
     def insert(self, late: Folded) -> bool:
-        """Insert a line of late ranks after the same line of earlier ranks, or else in the order of ranks.
+        """Insert a line of late ranks next to the same line of other ranks, or else in the order of ranks.
 
         Return False if these ranks are not late: then their line comes after the shown lines.
         """
@@ -145,20 +145,22 @@ class Tail:
     def _place(self, late: Folded, start: int) -> int:
         """Return the number of the entry, `start` or a later one, before which a late line is inserted."""
         family = late.item.parse().family
+        if start > 0 and self.entries[start - 1].item.parse().family == family:
+            while start < len(self.entries) and self._goes_on(start, family):
+                start += 1  # lines of other ranks next to the last line of this rank
         numbers = range(start, len(self.entries))
         same = next((number for number in numbers if self.entries[number].item.parse().family == family), None)
         at = start if same is None else same
         while at < len(self.entries) and self.entries[at].ranks[0] < late.ranks[0]:
-            if same is not None and self._begins_again(at, same):
+            if same is not None and at > same and not self._goes_on(at, family):
                 break
             at += 1
         return at
 
-    def _begins_again(self, number: int, first: int) -> bool:
-        """Return whether an entry does not belong to the lines of different ranks that begin with entry `first`."""
-        here, before = self.entries[number], self.entries[number - 1]
-        is_other = here.item.parse().family != self.entries[first].item.parse().family
-        return number > first and (is_other or here.ranks[0] <= before.ranks[0])
+    def _goes_on(self, number: int, family: str) -> bool:
+        """Return whether an entry is the same line as the one before it, of a higher rank."""
+        entry = self.entries[number]
+        return entry.item.parse().family == family and entry.ranks[0] > self.entries[number - 1].ranks[0]
 
 
 class _Queue:
