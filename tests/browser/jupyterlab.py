@@ -67,9 +67,20 @@ class JupyterLab:
         self.server = server
 
     def run_all(self) -> None:
-        """Start all cells through the Run menu, without waiting for them."""
-        self.page.locator(".lm-MenuBar-item", has_text=re.compile("^Run$")).click()
-        self.page.locator(".lm-Menu-item[data-command='runmenu:run-all']").click()
+        """Start all cells through the Run menu, without waiting for them. Retries like `run_cell`."""
+        before = self._prompts()
+        for _ in range(3):
+            self.page.locator(".lm-MenuBar-item", has_text=re.compile("^Run$")).click()
+            self.page.locator(".lm-Menu-item[data-command='runmenu:run-all']").click()
+            until = time.monotonic() + 5
+            while time.monotonic() < until:
+                if self._prompts() != before:
+                    return
+                self.page.wait_for_timeout(50)
+        raise AssertionError("no cell starts")
+
+    def _prompts(self) -> list[str]:
+        return self.page.locator(".jp-Notebook .jp-Cell .jp-InputPrompt").all_inner_texts()
 
     def run_cell(self, index: int) -> None:
         """Start one cell with Ctrl+Enter, without waiting for it. Retries, because a page that has just loaded may

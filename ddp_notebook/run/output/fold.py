@@ -108,13 +108,13 @@ class Tail:
     changed: bool = False  # changed since it was shown
     joined: bool = False  # a rank has joined
     _next: dict[int, int] = field(default_factory=dict)  # the first entry that may be the next line, by rank
-    _in_time: set[int] = field(default_factory=set)  # ranks that were not late
+    in_time: set[int] = field(default_factory=set)  # ranks that are not late: their next line comes after these
 
     def extend(self, entries: list[Folded]) -> None:
         """Add entries that were shown directly after it."""
         for entry in entries:
             self.entries.append(entry)
-            self._in_time.update(entry.ranks)
+            self.in_time.update(entry.ranks)
             self._next.update(dict.fromkeys(entry.ranks, len(self.entries)))
 
     def join(self, rank: int, item: Item) -> bool:
@@ -133,7 +133,7 @@ class Tail:
 
         Return False if these ranks are not late: then their line comes after the shown lines.
         """
-        if not self._in_time.isdisjoint(late.ranks):
+        if not self.in_time.isdisjoint(late.ranks):
             return False
         at = self._place(late, max(self._next.get(rank, 0) for rank in late.ranks))
         self.entries.insert(at, late)

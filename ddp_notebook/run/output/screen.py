@@ -297,7 +297,8 @@ class Screen:
             self._note_shown(entries[at : at + count])
             at += count
         if tail:
-            self._tail, self._tail_id, self._tail_updated_s = Tail(), new_id(), now
+            shown_above = {rank for entry in entries[:end] for rank in entry.ranks}
+            self._tail, self._tail_id, self._tail_updated_s = Tail(in_time=shown_above), new_id(), now
             self._tail.extend(tail)
             self._tail_began_s = self._tail_late_s = now
             self._rate_limiter.show(_plain(tail), display_id=self._tail_id)
