@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(900)]
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize(
-    "path", [path for path in LESSONS if "10" <= path.name[:2] <= "18"], ids=lambda path: path.stem
+    "path", [path for path in LESSONS if path.name >= "10" and path.name[:2] != "19"], ids=lambda path: path.stem
 )
 def test_a_lesson_runs_in_the_browser(path, world_size, tmp_path, capsys):
     opened = tmp_path / path.name

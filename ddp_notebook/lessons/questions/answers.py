@@ -554,4 +554,36 @@ QUESTIONS: dict[str, Question] = {
         hint="Add 8 inside `with step:`, and pass the dictionary to survive(): it is restored before the step is "
         "repeated, and copied to the new process.",
     ),
+    # ---- 20: is my training right?
+    "20/bypassed": Question(
+        answer="together, parts",
+        why="DDP did not average, so each rank kept the gradient of its own part. The loss itself is right.",
+        hint="Which module does the loss call, and does DDP take part in that forward?",
+        traps={
+            "parts, whole": "The average of the parts is right here. Do the ranks compute that average?",
+            "none": "Then both ranks would have the same weights, and the same accuracy.",
+        },
+    ),
+    "20/unequal": Question(
+        answer={"differ": "parts, whole", "times": 3},
+        why="each part counts one half, so an image counts 1/96 on rank 0 and 1/32 on rank 1, where one process counts "
+        "1/64.",
+        hint="DDP averages correctly. How much does a part of 48 images count in that average, and one of 16?",
+    ),
+    "20/same-batch": Question(
+        answer="none",
+        why="the batch has each image twice, and its mean has the same gradient. Only the images themselves show the "
+        "mistake.",
+        hint="Compare the losses of the two ranks. What is the mean over a batch that contains each image twice?",
+        traps={"together, parts": "DDP averages as it should: model(x) is called."},
+    ),
+    "20/repaired": Question(
+        answer=[],
+        why="no finding is left.",
+        hint="Put the scale into the module that DDP gets, and let each rank take the mean over its own images.",
+        traps={
+            ("outside",): "The loss is right now. DDP does not know the scale.",
+            ("sum",): "The scale is right now. DDP divides by the number of ranks once more.",
+        },
+    ),
 }

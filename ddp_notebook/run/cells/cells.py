@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ddp_notebook.run.kept.foreign_cells import ForeignCell, ForeignCells
 
 _SILENT_S = 2.2  # silence after which a rank is listed; its agent sends a message each second
-_CODES = 50  # cells whose code is kept
+_CODES = 400  # cells whose code is kept; a question to the ranks, such as `%ddp_verify`, runs a few cells itself
 _QUIET_S = 2.0  # silence after which a host may be disconnected; text and marks arrive later in that case
 _UNHEARD_S = 1.0  # time for ranks to end a cell while the host server does not answer
 _ANSWER_S = 0.3  # time for an answer
