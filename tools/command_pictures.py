@@ -75,7 +75,7 @@ def run_cells(session: Session, page: str) -> list[str]:
             continue
         number = len(codes)
         try:
-            session.run(codes[-1], quiet=True, execution_count=number, file=f"In [{number}]")  # as in a notebook
+            session.run(codes[-1], quiet=True, execution_count=number, file=f"In [{number}]")
         except RankError:
             if page != "memory":
                 raise

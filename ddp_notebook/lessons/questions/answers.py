@@ -557,7 +557,7 @@ QUESTIONS: dict[str, Question] = {
     # ---- 20: is my training right?
     "20/bypassed": Question(
         answer="together, parts",
-        why="DDP did not average, so each rank kept the gradient of its own part. The loss itself is right.",
+        why="DDP did not average the gradients, so each rank kept the gradient of its part. The loss is right.",
         hint="Which module does the loss call, and does DDP take part in that forward?",
         traps={
             "parts, whole": "The average of the parts is right here. Do the ranks compute that average?",
