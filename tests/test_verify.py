@@ -198,3 +198,13 @@ def test_batches_that_are_made_in_the_loop(session):
     )
     with pytest.raises(UsageError, match="step has no samples: name the batch"):
         session.verify()
+
+
+def test_the_step_uses_a_function_of_a_cell_long_ago(session):
+    session.run(f"{SETUP}def draw():\n    return torch.randn(4, x.shape[1]), torch.randint(4, (4,))", quiet=True)
+    for _ in range(60):
+        session.run("pass", quiet=True)
+    code = "model = DDP(net()); torch.manual_seed(rank)\nfor step in range(2):\n    xb, yb = draw()\n"
+    session.run(f"{code}    F.cross_entropy(model(xb), yb).backward()", quiet=True)
+    found = session.verify()
+    assert found.is_right and found.samples == 8 and found.whole_loss is not None, "the batch is not drawn again"

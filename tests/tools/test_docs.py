@@ -108,3 +108,12 @@ def test_links_and_anchors_of_a_text_exist(path):
         assert target.exists(), link
         if anchor and target.suffix == ".md":
             assert anchor in slugs(target.read_text()), link
+
+
+@pytest.mark.parametrize("page", ["verify", "nan", "diff", "twice", "forecast", "memory"])
+def test_the_page_of_a_command_has_a_small_picture_with_an_alternative_text(page):
+    path = ROOT / "docs" / "guide" / f"{page}.md"
+    [(text, name)] = re.findall(r"^!\[(.*)\]\((\S+\.png)\)$", path.read_text(), re.MULTILINE)
+    picture = (path.parent / name).read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) <= 120_000
+    assert len(text) > 40
