@@ -577,6 +577,13 @@ QUESTIONS: dict[str, Question] = {
         hint="Compare the losses of the two ranks. What is the mean over a batch that contains each image twice?",
         traps={"together, parts": "DDP averages as it should: model(x) is called."},
     ),
+    "20/two-mistakes": Question(
+        answer={"scale": "together, parts", "sum": "parts, whole"},
+        why="DDP does not average a parameter outside of it. And each part divides by the images of all parts, before "
+        "DDP divides by the number of ranks.",
+        hint="Which parameters does DDP average? And by how many images does one process divide, and by how many does "
+        "the average of the ranks?",
+    ),
     "20/repaired": Question(
         answer=[],
         why="no finding is left.",
