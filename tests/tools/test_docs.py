@@ -111,7 +111,7 @@ def test_links_and_anchors_of_a_text_exist(path):
 
 
 @pytest.mark.parametrize("page", ["verify", "nan", "diff", "twice", "forecast", "memory"])
-def test_the_page_of_a_command_has_a_small_picture_with_an_alternative_text(page):
+def test_the_page_of_a_command_has_a_picture(page):
     path = ROOT / "docs" / "guide" / f"{page}.md"
     [(text, name)] = re.findall(r"^!\[(.*)\]\((\S+\.png)\)$", path.read_text(), re.MULTILINE)
     picture = (path.parent / name).read_bytes()
