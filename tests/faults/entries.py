@@ -50,12 +50,29 @@ _NOTE = re.compile(
 _ACT = re.compile(r"^ *ranks? (?P<ranks>[\d,-]+) (was |were |has |have )?(?P<act>.*)$", re.MULTILINE)
 
 
+class TookLong(AssertionError):
+    """Something took longer than its limit, but less than twice as long."""
+
+
+def _check_time(took_s: float, limit_s: float, text: str) -> None:
+    assert took_s < 2 * limit_s, text
+    if took_s >= limit_s:
+        raise TookLong(text)
+
+
 def strike(ranks: Ranks, state: State, fault: Fault, victim: int) -> None:
-    """Run an entry of the table.
+    """Run an entry of the table, and once more if it took too long: the machine may have been busy.
 
     Raises:
         AssertionError, TimeoutError: A check failed.
     """
+    try:
+        _strike(ranks, state, fault, victim)
+    except TookLong:
+        _strike(ranks, state, fault, victim)
+
+
+def _strike(ranks: Ranks, state: State, fault: Fault, victim: int) -> None:
     with tempfile.TemporaryDirectory(prefix="scene-") as directory, ranks.given_up_on_failure():
         pids = ranks.set_up(directory, victim, state.setup)
         if state.enter:
@@ -94,7 +111,7 @@ def _in_a_cell(ranks: Ranks, state: State, fault: Fault, victim: int, pid: int, 
         pressed_at = _press_and_read_who_is_stopped(ranks, victim, pid, HOLD_S if state.holds_interpreter else 0.0)
         for rank, (_, left_at) in scene.wait_for("left", others, blocked=True).items():
             took_s = left_at - pressed_at
-            assert took_s < limit_s(state, FAULT["interrupt"]), f"rank {rank} left after {took_s:.2f} s"
+            _check_time(took_s, limit_s(state, FAULT["interrupt"]), f"rank {rank} left after {took_s:.2f} s")
     struck_at = time.monotonic()
     if fault.presses:
         ranks.kernel.interrupt()
@@ -106,7 +123,8 @@ def _in_a_cell(ranks: Ranks, state: State, fault: Fault, victim: int, pid: int, 
     if fault.code:
         struck_at = scene.wait_for("struck", [victim])[victim][1]
     ranks.ended_s.append(ended_at - struck_at)
-    assert ended_at - struck_at < limit_s(state, fault), f"ended after {ended_at - struck_at:.2f} s: {reply}"
+    took_s = ended_at - struck_at
+    _check_time(took_s, limit_s(state, fault), f"ended after {took_s:.2f} s: {reply}")
     return reply
 
 
@@ -116,7 +134,8 @@ def _press_and_read_who_is_stopped(ranks: Ranks, victim: int, pid: int, held_s: 
     ranks.kernel.interrupt()
     told = ranks.kernel.wait_for_text("press stop again")
     took_s = time.monotonic() - pressed_at
-    assert _ONE_PRESS_S < took_s < _ONE_PRESS_S + AT_ONCE_S + held_s, f"told after {took_s:.2f} s: {told}"
+    assert took_s > _ONE_PRESS_S, f"told after {took_s:.2f} s: {told}"
+    _check_time(took_s, _ONE_PRESS_S + AT_ONCE_S + held_s, f"told after {took_s:.2f} s: {told}")
     assert re.search(_stopped(victim, pid), told), told
     return pressed_at
 
