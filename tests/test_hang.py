@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from tests.conftest import is_within
+
 HANG_AFTER_S = 1
 
 
@@ -107,7 +109,7 @@ def test_fail_fast_shows_the_culprit_first(ranks):
     reply = ranks.run(
         "%%on_all_ranks\nif rank == 1: raise ValueError('bad batch')\ndist.all_reduce(torch.ones(1024))", timeout_s=20
     )
-    assert reply.ename == "RankError" and reply.duration_s < 3
+    assert reply.ename == "RankError" and is_within(reply.duration_s, 3)
     lines = [line for line in reply.traceback.splitlines() if line.strip()]
     assert lines[0] == "--- rank 1 ---"
     failed = next(number for number, line in enumerate(lines) if line.startswith("ValueError: bad batch"))
@@ -176,7 +178,7 @@ def test_a_stop_ends_a_rank_that_formats_its_traceback(ranks):
     ranks.interrupt()
     pressed_s = time.monotonic()
     reply = ranks.finish(message)
-    assert time.monotonic() - pressed_s < 1
+    assert is_within(time.monotonic() - pressed_s, 1)
     assert reply.evalue == "E (rank 1); interrupted: rank 0"
     assert "its traceback was not formatted to the end: stop was pressed" in reply.traceback
     assert ranks.run("%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); kept + int(x)").stdout == "[0] 2\n[1] 3\n"

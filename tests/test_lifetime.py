@@ -15,7 +15,7 @@ import pytest
 
 from ddp_notebook.errors import SessionBrokenError
 from ddp_notebook.launch import warm
-from tests.conftest import marked_processes, wait_until
+from tests.conftest import is_within, marked_processes, wait_until
 
 WITH_DESCENDANTS = """%%on_all_ranks
 import os, subprocess, time
@@ -166,13 +166,13 @@ def test_a_host_server_that_is_killed_and_one_that_is_stopped(make_kernel):
     kernel.interrupt()
     began = time.monotonic()
     reply = kernel.finish(cell)
-    assert time.monotonic() - began < 3
+    assert is_within(time.monotonic() - began, 3)
     assert reply.ename == "KeyboardInterrupt" and named in reply.stderr
     assert re.search("rank 1 (waited in recv|was interrupted at .* in recv)", reply.evalue)  # while entering the call
     for line in ("%%on_all_ranks\n1", "%ddp_heal"):
         reply = kernel.run(line)
         assert reply.ename == "SessionBrokenError" and named in reply.evalue, line
-        assert reply.duration_s < 3
+        assert is_within(reply.duration_s, 3)
     assert kernel.run("%ddp_pull rank").stdout == "[0] 0\n[1] 1\n", "values do not need it"
     assert kernel.run("%ddp_interrupt").stdout == "no cell is under way\n"
     reply = kernel.run("%ddp_status")
