@@ -8,4 +8,10 @@ tensor_checks         checks of gradients and losses that read few elements; che
 operations            asynchronous operations without a wait
 values                values that collectives of the user get
 passes                passes of data loaders over their data
+clipping              gradients that are clipped before they exist, or after their step
+resets                optimizers whose gradients are never reset, or never used
+reductions            losses and gradients that the user's collectives change
+partial_outputs       losses that are computed from a part of a sum
+sharded_weights       weights that `fully_shard` splits
+loaded_names          state dicts whose names fit no parameter
 """

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from sys import _getframe
 from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d
 
-from ddp_notebook.rank.findings.values import Values
 from ddp_notebook.rank.group.call_site import USER
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.operators import flat
@@ -30,19 +29,22 @@ class Operations:
     Args:
         note: keeps a fact.
         line: returns the user's line of a call.
-        values: keeps the values of the calls.
+        begun: called with each collective of the user before it begins.
     """
 
-    def __init__(self, note: Callable[..., None], line: Callable[[Call], str], values: Values) -> None:
+    def __init__(
+        self, note: Callable[..., None], line: Callable[[Call], str], begun: Sequence[Callable[[Call], None]]
+    ) -> None:
         self._note = note
         self._line = line
-        self._values = values
+        self._begun = begun
         self.calls: dict[int, tuple[Call, _Tensors]] = {}  # calls without a wait so far
         around(torch.distributed.Work, "get_future", self._around_get_future)
 
     def begun(self, call: Call) -> None:
-        """Keep the value of a collective."""
-        tell(self._values.begun, call)
+        """Report a collective."""
+        for look in self._begun:
+            tell(look, call)
 
     def issued(self, call: Call) -> None:
         """Add a call whose work torch returns to the user."""

@@ -104,10 +104,15 @@ class OptimizerParameters:
         self.begin_cell()
 
     @property
+    def optimizer(self) -> Any:
+        """Return the optimizer; None if it was deleted."""
+        return self._optimizer()
+
+    @property
     def parameters(self) -> list[torch.Tensor]:
         """Return the parameters; empty if the optimizer was deleted."""
         optimizer = self._optimizer()
-        return [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+        return [] if optimizer is None else held_by(optimizer)
 
     def begin_cell(self) -> None:
         """Forget the steps of the last cell."""
@@ -155,6 +160,14 @@ class OptimizerParameters:
         return sum(parameters[i].numel() for _, _, indices in self.models for i in indices if i < len(parameters))
 
     @property
+    def are_sharded(self) -> bool:
+        """Return whether some of the parameters are split over several ranks."""
+        parts: list[Any] = [p for p in self.parameters if hasattr(p, "placements")]
+        return any(
+            one.is_shard() and p.device_mesh.size(dim) > 1 for p in parts for dim, one in enumerate(p.placements)
+        )
+
+    @property
     def is_trainable(self) -> bool:
         """Return whether a parameter requires a gradient."""
         return any(p.requires_grad for p in self.parameters)
@@ -200,6 +213,13 @@ class Unheld:
         optimizers = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
         held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
         return any(id(reference()) in held for _, reference, _ in self._first)
+
+
+def held_by(owner: Any) -> list[torch.Tensor]:
+    """Return the parameters of an optimizer or of a module."""
+    if isinstance(owner, torch.nn.Module):
+        return list(owner.parameters())
+    return [p for group in owner.param_groups for p in group["params"]]
 
 
 def parameters_of(model: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:

@@ -10,18 +10,33 @@ from torch.utils.data import DistributedSampler
 from ddp_notebook.stdlib import weakref
 
 _MOST = 100
+_FEWEST = 3  # passes with one batch each before a finding
 
 
 class _Pass:
-    """A pass of a loader."""
+    """A pass of a loader.
 
-    __slots__ = ("began_at", "epoch", "is_over", "sampler", "trains")
+    Args:
+        sampler: its distributed sampler.
+        began_at: number of steps before it.
+        has_more: a whole pass has more than one batch.
+    """
 
-    def __init__(self, sampler: Any, began_at: int) -> None:
+    __slots__ = ("began_at", "draws", "epoch", "has_more", "is_over", "repeats", "sampler", "trains")
+
+    def __init__(self, sampler: Any, began_at: int, *, has_more: bool) -> None:
         self.sampler = weakref.ref(sampler)
+        self.has_more = has_more
+        self.draws: _Draws | None = None
+        self.repeats = 0  # passes before it that have each drawn the same first batch, for one step
         self.epoch: Any = None  # unknown before the sampler is read
-        self.began_at = began_at  # number of steps before it
+        self.began_at = began_at
         self.is_over = self.trains = False
+
+    @property
+    def took_one(self) -> bool:
+        """Return whether it has drawn one of several batches."""
+        return self.has_more and self.draws is not None and self.draws.count == 1
 
 
 class _Draws:
@@ -72,7 +87,7 @@ class Passes:
             return
         if type(sampler).__iter__ is not DistributedSampler.__iter__:  # its order may not depend on the epoch
             return
-        self._running[iterator] = _Pass(sampler, steps)
+        self._running[iterator] = _Pass(sampler, steps, has_more=len(loader) > 1)
         if loader.num_workers:  # they read the sampler now; without workers, the first batch does
             self._read(iterator)
 
@@ -86,6 +101,10 @@ class Passes:
         last = self._passes.get(sampler)
         if last is not None and last.is_over and last.trains and last.epoch == one.epoch:
             one.trains = True  # noted at the end of the pass
+        if last is not None and last.took_one and last.epoch == one.epoch and last.began_at == one.began_at - 1:
+            one.repeats = last.repeats + 1
+            if one.repeats == _FEWEST:
+                self._note("first-batch", one.began_at - _FEWEST + 1, last=one.began_at, epoch=one.epoch)
         self._passes[sampler] = one
 
     def end(self, iterator: Any, steps: int) -> None:
@@ -105,6 +124,8 @@ class Passes:
             last = self._draws.get(iterator)
             if last is None:
                 last = self._draws[iterator] = _Draws(iterator)
+                if (one := self._running.get(iterator)) is not None:
+                    one.draws = last
                 self._read(iterator)
             self._last, self.are_used = last, True
         last.count += 1

@@ -7,11 +7,15 @@ The first step for which something holds is kept, with the facts that the senten
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 
+from ddp_notebook.rank.findings.clipping import Clipping
+from ddp_notebook.rank.findings.loaded_names import LoadedNames
 from ddp_notebook.rank.findings.operations import Operations
 from ddp_notebook.rank.findings.optimizer_parameters import (
     UNKNOWN,
@@ -28,13 +32,17 @@ from ddp_notebook.rank.findings.optimizer_parameters import (
     version_of,
 )
 from ddp_notebook.rank.findings.outside_parameters import OutsideParameters, has_unreduced_gradients
+from ddp_notebook.rank.findings.partial_outputs import has_partial
 from ddp_notebook.rank.findings.passes import Passes
+from ddp_notebook.rank.findings.reductions import Reductions
+from ddp_notebook.rank.findings.resets import Resets
+from ddp_notebook.rank.findings.sharded_weights import ShardedWeights
 from ddp_notebook.rank.findings.tensor_checks import InputChecksums, are_finite, are_zero, is_finite
 from ddp_notebook.rank.findings.values import Values
 from ddp_notebook.rank.group.call_site import calls_of
 from ddp_notebook.rank.record.training.buckets import Model
 from ddp_notebook.rank.record.training.spans import TrainingSpans
-from ddp_notebook.rank.record.training.step_observer import StepObserver
+from ddp_notebook.rank.record.training.step_observer import StepObserver, tell
 from ddp_notebook.rank.record.training.wrapping import around, passed_over
 from ddp_notebook.rank.variables.owners import is_in_a_module
 from ddp_notebook.stdlib import threading, weakref
@@ -49,6 +57,7 @@ _MOST_ZEROED = 64
 # Steps whose gradients are looked at: the first ones of an optimizer in a cell, then each eighth, and unusual ones.
 _FIRST, _EACH = 16, 8
 _EXPLAIN_APART = {"ddp-bypassed", "loss-without-path", "no-gradient", "optimizer-of-another-model"}
+_MOST_GRAPHS = 4  # first losses of a cell, in whose graphs partial DTensors are looked for
 
 
 class StepFacts(StepObserver):
@@ -93,7 +102,15 @@ class StepFacts(StepObserver):
         self._has_bad_loss = False  # since the last step
         self.passes = Passes(self.note)
         self._values = Values(cells, lambda call: place(calls_of(call.site)), self._named_parameters)
-        self.operations = Operations(self.note, lambda call: place(calls_of(call.site)), self._values)
+        self._reductions = Reductions(self.note, self._averaged_models, self._title_of_model)
+        begun = self._values.begun, self._reductions.begun
+        self.operations = Operations(self.note, lambda call: place(calls_of(call.site)), begun)
+        self._averaged: list[Model] = []  # models of which the last backward has averaged all gradients
+        self._has_partial = False  # the loss of the last backward is a function of a partial DTensor
+        self._clipping = Clipping(self.note)
+        self._resets = Resets(self.note, lambda one: one in self._held, lambda one: variable_of(one, namespace()))
+        self._weights = ShardedWeights()
+        self._loaded_names = LoadedNames(self.note, lambda: place(_calls_around()))
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             around(owner, "zero_grad", self._around_zero_grad)
 
@@ -116,6 +133,11 @@ class StepFacts(StepObserver):
             self._wrapped = self._outside = None
             self._group_of_root.clear()
             self._unheld.begin_cell()
+            self._averaged.clear()
+            self._has_partial = False
+            self._clipping.begin_cell()
+            self._resets.begin_cell()
+        self._reductions.begin_cell()
         self._facts.clear()
         self._has_bad_loss = False
         if self._of_inputs is not None:
@@ -135,11 +157,14 @@ class StepFacts(StepObserver):
         if not self._steps:
             return list(self._facts.values())
         self._note_optimizers()
+        self._resets.end_cell(self._of_cell)
         if not trains_apart:
             self.note("communicates", 1)  # rows of calls without a wait may arrive after a report is made
         has_gradients = any(len(held.never or ()) < held.count for held in self._of_cell)
         if trains_apart and not self._backwards and not has_gradients:
             self.note("idle", 1)  # for example, a loop over the learning rates of a scheduler
+        elif trains_apart and self._of_cell and all(held.are_sharded for held in self._of_cell):
+            self.note("sharded", 1)  # each rank trains its own part of the parameters
         elif trains_apart and self._wrapped is not None and not _EXPLAIN_APART & self._facts.keys():
             if self._has_averaged:
                 self.note("communicates", 1)
@@ -200,8 +225,11 @@ class StepFacts(StepObserver):
 
     def _around_zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def zero_grad(owner: Any, *args: Any, **named: Any) -> Any:
-            if len(self._zeroed) < _MOST_ZEROED and threading.get_ident() == self._main:
-                self._zeroed.append(weakref.ref(owner))
+            if threading.get_ident() == self._main:
+                if len(self._zeroed) < _MOST_ZEROED:
+                    self._zeroed.append(weakref.ref(owner))
+                tell(self._clipping.zeroed, owner)
+                tell(self._resets.zeroed, owner)
             return original(owner, *args, **named)
 
         return passed_over(zero_grad)
@@ -225,8 +253,12 @@ class StepFacts(StepObserver):
         if id(root) not in self._roots:
             self._roots[id(root)] = weakref.ref(root)
 
+    def fsdp_group_begins(self, parameters: Sequence[Any]) -> None:
+        self._weights.begins(parameters)
+
     def fsdp_group_made(self, module: Any, group: Any) -> None:
         self._groups[module] = weakref.ref(group)
+        self._weights.made(module, group)
 
     def _has_unreduced(self, root: Any) -> bool:
         """Return whether FSDP keeps gradients of a backward that it has not reduced, in the first group of a root."""
@@ -236,9 +268,13 @@ class StepFacts(StepObserver):
             reference = self._group_of_root[id(root)] = next(found, lambda: None)
         return has_unreduced_gradients(reference())
 
-    def backward_begins(self) -> None:
+    def backward_begins(self, outputs: Sequence[Any]) -> None:
         for seen in self._seen.values():
             seen.begin_backward()
+        self._averaged.clear()
+        self._has_partial = self._backwards < _MOST_GRAPHS and has_partial(outputs)
+        self._reductions.backward_begins(outputs)
+        self._resets.backward_begins()
 
     def backward(self, outputs: Any, synchronized: Collection[Model], *, has_unknown: bool) -> None:
         self._backwards += 1
@@ -255,9 +291,29 @@ class StepFacts(StepObserver):
                 version = (0, 0) if (model := known.reference()) is None else version_of(model)
                 seen.since = SinceAverage(self._backwards, self._event_buffer.elements, version)
                 seen.at_reduction, seen.before = seen.forwards if seen.complete else -1, None
+                if seen.complete:
+                    self._averaged.append(known)
         for seen in self._seen.values():
             if seen.before is not None:
                 seen.end_backward()
+        self._clipping.backward()
+        self._resets.backward()
+        self._reductions.backward(self._averaged_models(), self._averaging_roots())
+
+    def _averaged_models(self) -> list[Any]:
+        """Return the DDP models of which the last backward has averaged all gradients."""
+        return [model for known in self._averaged if (model := known.reference()) is not None]
+
+    def _averaging_roots(self) -> Iterator[Any]:
+        """Yield the roots of FSDP models with a forward in this cell that divide gradients by the number of ranks."""
+        for reference in self._roots.values():
+            if (root := reference()) is not None:
+                groups = [self._groups[one]() for one in root.modules() if one in self._groups]
+                if all(getattr(one, "gradient_divide_factor", None) is None for one in groups):
+                    yield root
+
+    def _title_of_model(self, model: Any) -> str:
+        return model_name(model, self._namespace())
 
     def loader_begins(self, loader: Any, iterator: Any) -> None:
         self.passes.begin(loader, iterator, self._steps)
@@ -279,6 +335,12 @@ class StepFacts(StepObserver):
         if self._is_apart:
             return
         held = self._held_by(optimizer)
+        number = self._event_buffer.moment.step + 1
+        self._reductions.step_begins(number, is_only_backward=self._backwards - held.backwards == 1)
+        if self._roots:
+            self._look_at_weights(number)
+        if self._has_partial and any(hasattr(p, "placements") for p in held.parameters):
+            self.note("partial-output", number, optimizer=variable_of(optimizer, self._namespace()))
         held.before = held.was_finite = None
         held.is_zeroed = False
         self._zeroed_before = len(self._zeroed)
@@ -293,6 +355,12 @@ class StepFacts(StepObserver):
         if held.zero and held.before:
             gradients = [one for i in held.before if (one := parameters[i].grad) is not None]
             held.is_zeroed = not are_zero(gradients, 0)[0]
+
+    def _look_at_weights(self, step: int) -> None:
+        """Keep checksums of the weights that were sharded since the last step, which the notebook compares."""
+        roots = [root for one in self._roots.values() if (root := one()) is not None]
+        if groups := self._weights.of(roots):
+            self.note("weights", step, model=self._title_of_model(roots[0]), groups=groups)
 
     def _look_outside(self, held: OptimizerParameters) -> None:
         """Find parameters whose gradients DDP does not average, before the first step of an optimizer."""
@@ -314,6 +382,8 @@ class StepFacts(StepObserver):
         self._batches.end_step(step)
         self.passes.end_step(step)
         held = self._held_by(optimizer)
+        self._clipping.stepped(held, step)
+        self._resets.stepped(held, step)
         if held.steps:
             held.moved = max(held.moved, self._event_buffer.elements - held.elements)
         else:
@@ -608,6 +678,16 @@ class StepFacts(StepObserver):
             "no-gradient", held.first_step, cause="some replaced", names=names, last=held.last_step, count=held.steps,
             lacking=names_of([p for p in lacking if p.grad is not None], {}, [model for model, _ in models]),
         )  # fmt: skip
+
+
+def _calls_around() -> list[tuple[str, int, str]]:
+    """Return file, line and function of the running calls of this thread, innermost first."""
+    calls: list[tuple[str, int, str]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return calls
 
 
 def _is_trained(parameter: torch.Tensor) -> bool:

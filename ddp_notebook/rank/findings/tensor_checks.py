@@ -55,6 +55,12 @@ def sample(gradient: torch.Tensor) -> torch.Tensor:
     return _thinned(gradient, _SAMPLE)
 
 
+def some_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a few elements of this rank."""
+    with torch.no_grad():
+        return sample(local(tensor)).clone()
+
+
 def _whole(gradient: torch.Tensor) -> torch.Tensor:
     return gradient
 

@@ -24,6 +24,7 @@ _CALLS = 4  # per module and cell
 _LOOKS = 1000  # per cell; finding the name takes 2 us
 _ELEMENTS = 1 << 16  # number of elements read, spread over the tensor
 _SIGNS = 4
+_FRAMES = 8  # from the creation of a gradient to the backward that needs it
 # Modules in which FSDP gets its dimensions of a mesh. (torch 2.11 has no such meshes.)
 _SHARDERS = ("torch.distributed.fsdp._fully_shard._fully_shard", "torch.distributed._composable.replicate_with_fsdp")
 _log = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ class Replicas:
 
         Each has:
 
-        - `what`: "input" of a `module`, "gradient" of a `to_local` result, else "tensor"
+        - `what`: "input" of a `module`, "gradient" of a `to_local` result ("partial" if its DTensor was partial),
+          else "tensor"
         - `at`: its number among these
         - `ranks`: ranks that must have an equal tensor
         - `shape`, `dtype`, and `sketch`, the numbers to compare
@@ -124,6 +126,8 @@ class Replicas:
             return
         module = self._name(ctx, frame)
         what = "input" if module else "gradient" if torch._C._current_graph_task_id() != -1 else "tensor"
+        if what == "gradient" and _is_of_partial(frame):
+            what = "partial"
         at = self._counts.get((module, what, ranks), 0)
         if at < _CALLS:
             self._counts[module, what, ranks] = at + 1
@@ -140,6 +144,18 @@ class Replicas:
         flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
         some = flat[:: max(1, -(-len(flat) // _ELEMENTS))].double()
         return torch.cat([some.norm().reshape(1), self._signs[:, : len(some)] @ some])
+
+
+def _is_of_partial(frame: FrameType | None) -> bool:
+    """Return whether these frames compute the gradient of a partial DTensor that `to_local` has made a local tensor."""
+    for _ in range(_FRAMES):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "backward":
+            spec = getattr(frame.f_locals.get("ctx"), "dtensor_spec", None)
+            return spec is not None and any(one.is_partial() for one in spec.placements)
+        frame = frame.f_back
+    return False
 
 
 def _names_and_sizes(mesh: Any) -> tuple[Any, ...]:

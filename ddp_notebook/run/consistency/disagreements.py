@@ -123,6 +123,12 @@ _TAKES = {  # kind of the unequal tensor -> event, code that requires equal tens
         "DTensor",
         "after a tensor-parallel module all ranks of a group need the same layers, batch and targets",
     ),
+    "partial": (
+        "gradients of what to_local gave differ",
+        "DTensor",
+        "it was a partial sum, and each rank has used its own summand; call full_tensor(), or "
+        "redistribute(placements=[Replicate()]) before to_local()",
+    ),
     "tensor": ("DTensor.from_local got different tensors as Replicate()", "it", "make them the same on all ranks"),
 }
 

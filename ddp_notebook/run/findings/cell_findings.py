@@ -18,7 +18,7 @@ from ddp_notebook.run.session_hooks import SessionFeature
 
 _MOST_LINES = 3  # under a cell; the report has all
 # Findings that explain why ranks train apart. "idle" is a cell without gradients, which trains nothing; "communicates"
-# is one in which gradients may have been averaged.
+# is one in which gradients may have been averaged, and "sharded" one in which each rank trains its own part.
 _WITHOUT_AVERAGE = {
     *(
         "communicates",
@@ -28,6 +28,8 @@ _WITHOUT_AVERAGE = {
         "loss-without-path",
         "no-gradient",
         "optimizer-of-another-model",
+        "partial-output",
+        "sharded",
         "trains-apart",
     ),
 }

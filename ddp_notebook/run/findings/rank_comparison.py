@@ -27,6 +27,8 @@ def compared(facts: Mapping[str, OfRanks]) -> dict[str, OfRanks]:
         found["mixed-values"] = mixed
     if outside := not_averaged(facts.get("outside", {})):
         found["not-averaged"] = outside
+    if weights := mixed_weights(facts.get("weights", {})):
+        found["mixed-weights"] = weights
     return found
 
 
@@ -57,6 +59,31 @@ def not_averaged(facts: OfRanks) -> OfRanks:
     is_inside = bool(found[True])
     names = found[is_inside]
     return {rank: (step, {"model": model, "names": names, "is_inside": is_inside}) for rank in own if names}
+
+
+def mixed_weights(facts: OfRanks) -> OfRanks:
+    """Return the weights that differed between ranks when FSDP sharded them, and that have not changed since then.
+
+    Example:
+        >>> def of(first, second): return {"model": "m", "groups": [[[0, 1], [["w", first], ["b", second]]]]}
+        >>> mixed_weights({0: (1, of(5, 6)), 1: (1, of(5, 7))})[0]
+        (1, {'model': 'm', 'names': ['b']})
+        >>> mixed_weights({0: (1, of(5, 6)), 1: (1, of(5, None))}), mixed_weights({0: (1, of(5, 6))})
+        ({}, {})
+    """
+    names: dict[int, list[str]] = {rank: [] for rank in facts}
+    for at, (ranks, values) in enumerate(next(iter(facts.values()))[1]["groups"] if facts else []):
+        own = [one["groups"][at] for rank in ranks if (one := facts.get(rank, (0, {}))[1]) and len(one["groups"]) > at]
+        if len(own) < len(ranks) or any(one[0] != ranks or len(one[1]) != len(values) for one in own):
+            continue
+        for same in zip(*(one[1] for one in own), strict=True):
+            sums = {checksum for _, checksum in same}
+            if len({name for name, _ in same}) == 1 and None not in sums and len(sums) > 1:
+                for rank in ranks:
+                    names[rank].append(same[0][0])
+    return {
+        rank: (facts[rank][0], {"model": facts[rank][1]["model"], "names": own}) for rank, own in names.items() if own
+    }
 
 
 def same_batches(facts: OfRanks) -> OfRanks:

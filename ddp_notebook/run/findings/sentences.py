@@ -258,6 +258,97 @@ def _written_before_wait(step: int, details: Details) -> tuple[str, str]:
     )
 
 
+def _mixed_weights(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    return f"step {step}", (
+        f"{_few(one['names'])} of {one['model']} differed between ranks when fully_shard split them, so the shards are "
+        "parts of different weights. Load or broadcast the same weights on all ranks before fully_shard, or call "
+        "set_model_state_dict with broadcast_from_rank0=True after it"
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return at most four names.
+
+    Example:
+        >>> _few(["a", "b"]), _few(["a", "b", "c", "d", "e", "f"])
+        ('a and b', 'a, b, c and 3 more')
+    """
+    return _and(names if len(names) < 5 else [*names[:3], f"{len(names) - 3} more"])
+
+
+def _averaged_loss(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    function, size = one["function"], one["size"]
+    return f"step {step}", (
+        f"{function} summed the loss over {size} ranks before backward(), and it was divided by {size}. backward() "
+        f"only sees the division, so the gradients of {one['model']} are 1/{size} of the averaged ones. Call "
+        f"backward() first, or pass loss.detach().clone() to {function}"
+    )
+
+
+def _summed_again(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    return f"step {step}", (
+        f"all_reduce summed gradients of {one['model']} that DDP had averaged, so they were {one['size']} times the "
+        "average; leave out the all_reduce"
+    )
+
+
+_CLIPPED = {
+    "early": "{function} ran before backward(), when there were no gradients, so the step used gradients that were not "
+    "clipped; call it between backward() and step()",
+    "late": "{function} ran after step(), and zero_grad() reset the clipped gradients, so no step used them; call it "
+    "between backward() and step()",
+}
+
+
+def _clipped(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    return f"step {step}", _CLIPPED[one["cause"]].format(**one)
+
+
+def _partial_output(step: int, details: Details) -> tuple[str, str]:
+    return f"step {step}", (
+        "the loss was computed from to_local() of a DTensor with Partial placement, which has only the summand of one "
+        "rank; call full_tensor(), or redistribute(placements=[Replicate()]) before to_local(). In a parallel layer, "
+        "set output_layouts=Replicate()"
+    )
+
+
+def _never_stepped(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    return _span(step, one["last"], one["last"] - step + 1), (
+        f"{one['optimizer']} made no step, although its parameters got new gradients {one['count']} times after "
+        f"{one['optimizer']}.zero_grad(); call {one['optimizer']}.step(), or freeze them with requires_grad_(False)"
+    )
+
+
+def _never_reset(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    return _span(step, one["last"], one["count"]), (
+        f"the gradients of {one['optimizer']} were never reset, so each step used the sum of all gradients so far; "
+        f"call {one['optimizer']}.zero_grad() before each backward()"
+    )
+
+
+def _nothing_loaded(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    fix = "remove it from the names" if one["where"] == "state dict" else "load it into model.module, or add it"
+    return f"{one['line']}" or "load_state_dict", (
+        f"load_state_dict(strict=False) loaded nothing, because only the names of the {one['where']} begin with "
+        f"{one['prefix']!r}; {fix}"
+    )
+
+
+def _first_batch(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    return _span(step, one["last"], one["last"] - step + 1), (
+        "each step used the same batch. next(iter(loader)) begins another pass, and its DistributedSampler has the "
+        f"order of epoch {one['epoch']} again; take the batches of one pass with a for loop"
+    )
+
+
 def _trains_apart(step: int, details: Details) -> tuple[str, str]:
     return f"step {step}", (
         f"no collective, send or receive averaged a gradient in this cell, although {_one(details)['model']} is in "
@@ -277,11 +368,19 @@ SENTENCES: dict[str, Callable[[int, Details], tuple[str, str]]] = {
     "ddp-bypassed": _bypassed,
     "unreduced": _unreduced,
     "not-averaged": _not_averaged,
+    "mixed-weights": _mixed_weights,
+    "partial-output": _partial_output,
+    "nothing-loaded": _nothing_loaded,
     "optimizer-of-another-model": _of_another_model,
     "loss-without-path": _loss_without_path,
     "unused-parameters": _unused,
     "no-gradient": _no_gradient,
     "not-in-optimizer": _not_in_optimizer,
+    "never-stepped": _never_stepped,
+    "never-reset": _never_reset,
+    "averaged-loss": _averaged_loss,
+    "summed-again": _summed_again,
+    "clipped-without-effect": _clipped,
     "not-finite": _not_finite,
     "skipped-batch": _skipped_batch,
     "mixed-values": _mixed_values,
@@ -290,5 +389,6 @@ SENTENCES: dict[str, Callable[[int, Details], tuple[str, str]]] = {
     "written-before-wait": _written_before_wait,
     "never-waited": _never_waited,
     "nothing-changed": _nothing_changed,
+    "first-batch": _first_batch,
     "same-epoch": _same_epoch,
 }

@@ -308,6 +308,8 @@ class TrainingSpans:
         def __init__(group: Any, params: Any, modules: Any, *args: Any, **named: Any) -> None:
             known = {id(one): name for module in modules for name, one in module.named_parameters()}
             names = [known.get(id(one), "") for one in params]
+            if self._observer is not None:
+                tell(self._observer.fsdp_group_begins, params)
             original(group, params, modules, *args, **named)
             shards = getattr(group.mesh_info, "shard_process_group", None)
             replicas = getattr(group.mesh_info, "replicate_process_group", None)
@@ -376,7 +378,7 @@ class TrainingSpans:
                 break
         backward = Backward(next(event_buffer.spans), prepared, site)
         if self._observer is not None:
-            tell(self._observer.backward_begins)
+            tell(self._observer.backward_begins, _outputs(run))
         failed = True
         try:
             event_buffer.go_back(backward, depth=3)  # frames of this function and of the wrapper
@@ -415,9 +417,8 @@ class TrainingSpans:
 
     def _observe_backward(self, observer: StepObserver, run: Any, backward: Backward) -> None:
         synchronized = [model for model in self._prepared if model.at]
-        outputs = getattr(run, "args", None)  # those of torch's engine; a distributed backward has none
         has_unknown = not synchronized and bool(backward.calls or backward.again)
-        tell(observer.backward, outputs[0] if outputs else (), synchronized, has_unknown=has_unknown)
+        tell(observer.backward, _outputs(run), synchronized, has_unknown=has_unknown)
 
     def _time_backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         began_ns, moment = time.monotonic_ns(), self._event_buffer.moment
@@ -479,6 +480,13 @@ class TrainingSpans:
         """End the recording of a cell's training."""
         if self._gradients.parameter:
             self._gradients.end_cell(model.module for model in self._models)
+
+
+def _outputs(run: Any) -> Sequence[Any]:
+    """Return the tensors whose gradients a backward computes: arguments of torch's engine. A distributed backward has
+    none."""
+    arguments = getattr(run, "args", None)
+    return arguments[0] if arguments else ()
 
 
 def _say_unseen(what: list[str]) -> None:

@@ -37,11 +37,14 @@ class StepObserver:
     def fsdp_forward(self, root: Any) -> None:
         """Called after the forward of an FSDP model with gradients."""
 
+    def fsdp_group_begins(self, parameters: Sequence[Any]) -> None:
+        """Called with the whole parameters of a group before `fully_shard` splits them."""
+
     def fsdp_group_made(self, module: Any, group: Any) -> None:
         """Called when `fully_shard` has made a group of parameters for a module."""
 
-    def backward_begins(self) -> None:
-        """Called before a backward."""
+    def backward_begins(self, outputs: Sequence[Any]) -> None:
+        """Called before a backward, with the tensors whose gradients it computes; empty if they are not known."""
 
     def backward(self, outputs: Any, synchronized: Collection[Model], *, has_unknown: bool) -> None:
         """Called after a backward that succeeded.

@@ -1,0 +1,161 @@
+"""Losses that the user's collectives change before `backward()`, and averaged gradients that they sum again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ddp_notebook.rank.findings.optimizer_parameters import has_several_ranks, ranks_of
+from ddp_notebook.rank.findings.tensor_checks import sample
+from ddp_notebook.rank.group.calls import Call
+from ddp_notebook.rank.group.operators import flat
+from ddp_notebook.stdlib import weakref
+
+REDUCED = "ddp_notebook reduced"  # key in the metadata of a node: a collective has changed its result
+_REDUCES = "all_reduce", "all_reduce_coalesced", "reduce"
+_SUM = "SUM"
+_MOST = 64  # sums of a cell that are looked at
+_MOST_NODES = 8
+# Nodes whose result has the value of their input
+_SAME_VALUE = {"UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "ViewBackward0", "CloneBackward0"}
+_SAME_VALUE |= {"MeanBackward0", "SumBackward0", "ReshapeAliasBackward0", "AliasBackward0"}  # of one element
+_TOLERANCE = 1e-4
+
+
+class _Sum:
+    """A gradient that DDP has averaged, before the user sums it.
+
+    Args:
+        parameter: its parameter.
+        model: the DDP model.
+        size: number of ranks.
+    """
+
+    def __init__(self, parameter: torch.Tensor, model: Any, size: int) -> None:
+        assert parameter.grad is not None
+        self.parameter, self.model, self.size = weakref.ref(parameter), weakref.ref(model), size
+        self.before = sample(parameter.grad.detach()).clone()
+
+    @property
+    def is_multiplied(self) -> bool:
+        """Return whether the gradient is the one before, multiplied by the number of ranks."""
+        parameter = self.parameter()
+        if parameter is None or parameter.grad is None or not bool(self.before.any()):
+            return False
+        wanted, now = self.before * self.size, sample(parameter.grad.detach())
+        return now.shape == wanted.shape and torch.allclose(now, wanted, rtol=_TOLERANCE, atol=0.0)
+
+
+class Reductions:
+    """Sums of the running cell.
+
+    Args:
+        note: keeps a fact.
+        averaged: returns the DDP models whose gradients the last backward has averaged completely.
+        title: returns the name of a model.
+    """
+
+    def __init__(
+        self, note: Callable[..., None], averaged: Callable[[], list[Any]], title: Callable[[Any], str]
+    ) -> None:
+        self._note, self._averaged, self._title = note, averaged, title
+        self._left = _MOST
+        self._has_reduced = False  # a loss of the cell
+        self._divided: tuple[str, int] | None = None  # collective and number of ranks, of the loss of a backward
+        self._candidate: tuple[str, int, Any] | None = None  # with the model, of the last backward
+        self._sum: _Sum | None = None  # since the last step
+
+    def begin_cell(self) -> None:
+        """Forget the sums of the last cell."""
+        self._left = _MOST
+        self._has_reduced = False
+        self._divided = self._candidate = self._sum = None
+
+    def begun(self, call: Call) -> None:
+        """Look at a collective of the user before it begins."""
+        kernel = call.kernel
+        if kernel.spec.name not in _REDUCES or kernel.at_tensors is None:
+            return
+        tensors = flat(call.arguments[kernel.at_tensors])
+        is_sum = kernel.reduce_op_of(call.arguments[kernel.at_rest :]) == _SUM
+        size = len(call.group.ranks)
+        for tensor in tensors:
+            node: Any = tensor.grad_fn
+            if node is not None:
+                node.metadata[REDUCED] = kernel.spec.name, size, is_sum
+                self._has_reduced = True
+        if is_sum and self._sum is None and self._left and len(tensors) == 1 and size > 1 and tensors[0].is_cpu:
+            self._left -= 1
+            self._look_for_gradient(tensors[0], size)
+
+    def _look_for_gradient(self, tensor: torch.Tensor, size: int) -> None:
+        for model in self._averaged():
+            if len(ranks_of(model)) == size:
+                for parameter in model.parameters():
+                    if parameter.grad is tensor:
+                        self._sum = _Sum(parameter, model, size)
+                        return
+
+    def backward_begins(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Look at the loss of a backward."""
+        self._divided = self._candidate = None
+        if self._has_reduced and len(outputs) == 1:
+            self._divided = _divided(outputs[0].grad_fn)
+
+    def backward(self, models: Sequence[Any], roots: Iterator[Any]) -> None:
+        """Note the end of a backward.
+
+        Args:
+            models: DDP models with averaged gradients.
+            roots: roots of FSDP models that average gradients.
+        """
+        if self._divided is None:
+            return
+        function, size = self._divided
+        averaging = [one for one in models if has_several_ranks(one) and not one._comm_hooks]
+        for model in (*averaging, *roots):
+            if len(ranks_of(model)) == size:
+                self._candidate = function, size, weakref.ref(model)
+                return
+
+    def step_begins(self, step: int, *, is_only_backward: bool) -> None:
+        """Look at the sums before a step.
+
+        Args:
+            is_only_backward: one backward has run since the last step of the optimizer.
+        """
+        found, self._sum = self._sum, None
+        if found is not None and found.is_multiplied and (model := found.model()) is not None:
+            self._note("summed-again", step, model=self._title(model), size=found.size)
+        if (candidate := self._candidate) is not None and is_only_backward:
+            function, size, reference = candidate
+            if (model := reference()) is not None:
+                self._note("averaged-loss", step, model=self._title(model), function=function, size=size)
+
+
+def _divided(node: Any) -> tuple[str, int] | None:
+    """Return the collective that has summed a loss, and the number of its ranks, if the loss was then divided by it.
+
+    Args:
+        node: node of the loss.
+    """
+    factor = 1.0
+    for _ in range(_MOST_NODES):
+        if node is None:
+            return None
+        if (reduced := node.metadata.get(REDUCED)) is not None:
+            function, size, is_sum = reduced
+            return (function, size) if is_sum and size > 1 and abs(factor * size - 1) < _TOLERANCE else None
+        inputs = [one for one, _ in node.next_functions if one is not None]
+        name = node.name()
+        if len(inputs) != 1 or name not in _SAME_VALUE | {"DivBackward0", "MulBackward0"}:
+            return None
+        if name not in _SAME_VALUE:
+            other = node._saved_other
+            if not isinstance(other, torch.Tensor) or other.numel() != 1 or not other.is_cpu or not other.item():
+                return None
+            factor = factor / other.item() if name[0] == "D" else factor * other.item()
+        node = inputs[0]
+    return None

@@ -1,0 +1,152 @@
+"""Findings about programs of the tables: the sentence for each wrong one, and silence about right ones like it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ddp_notebook.run.findings.sentences import SENTENCES
+from tests.training_programs.program import PRELUDE, read
+
+SEED = random.SystemRandom().randrange(1000)
+WRONG, RIGHT = ({one.name: one for one in read(table)} for table in ("wrong", "right"))
+
+_LOSS = (
+    "step 1: {0} summed the loss over 2 ranks before backward(), and it was divided by 2. backward() only sees the "
+    "division, so the gradients of model are 1/2 of the averaged ones. Call backward() first, or pass "
+    "loss.detach().clone() to {0} (# ddp: ok averaged-loss)"
+)
+_WEIGHTS = (
+    "step 1: 0.weight, 0.bias, 2.weight and 2.bias of model differed between ranks when fully_shard split them, so the "
+    "shards are parts of different weights. Load or broadcast the same weights on all ranks before fully_shard, or call "
+    "set_model_state_dict with broadcast_from_rank0=True after it (# ddp: ok mixed-weights)"
+)
+_PARTIAL = (
+    "step 1: the loss was computed from to_local() of a DTensor with Partial placement, which has only the summand of "
+    "one rank; call full_tensor(), or redistribute(placements=[Replicate()]) before to_local(). In a parallel layer, "
+    "set output_layouts=Replicate() (# ddp: ok partial-output)"
+)
+SAID = {
+    "the loss is averaged before the backward": _LOSS.format("all_reduce"),
+    "the loss is reduced to rank 0, divided and sent back before the backward": _LOSS.format("reduce"),
+    "a checkpoint that rank 0 loads before fully_shard": _WEIGHTS,
+    "other seeds before fully_shard": _WEIGHTS,
+    "a partial sum that becomes a local tensor": _PARTIAL,
+    "an output of a layer by rows that is not reduced": _PARTIAL,
+    "one of two optimizers is never stepped": "steps 1-6: of_body made no step, although its parameters got new "
+    "gradients 6 times after of_body.zero_grad(); call of_body.step(), or freeze them with requires_grad_(False) "
+    "(# ddp: ok never-stepped)",
+    "gradients are clipped before the backward": "step 1: clip_grad_norm_ ran before backward(), when there were no "
+    "gradients, so the step used gradients that were not clipped; call it between backward() and step() "
+    "(# ddp: ok clipped-without-effect)",
+    "gradients are clipped after the step": "step 2: clip_grad_norm_ ran after step(), and zero_grad() reset the "
+    "clipped gradients, so no step used them; call it between backward() and step() "
+    "(# ddp: ok clipped-without-effect)",
+    "gradients that are never reset": "steps 1-6: the gradients of optimizer were never reset, so each step used the "
+    "sum of all gradients so far; call optimizer.zero_grad() before each backward() (# ddp: ok never-reset)",
+    "the names of a checkpoint of DDP fit no parameter": "cell line 6: load_state_dict(strict=False) loaded nothing, "
+    "because only the names of the state dict begin with 'module.'; remove it from the names "
+    "(# ddp: ok nothing-loaded)",
+    "each step takes the first batch of the loader": "steps 1-3: each step used the same batch. next(iter(loader)) "
+    "begins another pass, and its DistributedSampler has the order of epoch 0 again; take the batches of one pass "
+    "with a for loop (# ddp: ok first-batch)",
+    "gradients summed again after DDP has averaged them": "step 1: all_reduce summed gradients of model that DDP had "
+    "averaged, so they were 2 times the average; leave out the all_reduce (# ddp: ok summed-again)",
+}
+NEAR = {
+    "averaged-loss": (
+        "a copy of the loss is averaged before the backward",
+        "the loss is averaged in place after the backward",
+        "a loss per token of all ranks, with the number of ranks as a factor",
+        "a loss of gathered features, multiplied by the number of ranks",
+        "the loss is summed in place, and its gradients by hand",
+    ),
+    "mixed-weights": (
+        "FSDP2 after the weights of rank 0 were broadcast",
+        "FSDP2 that gets the state dict of rank 0 after sharding",
+        "FSDP2 whose DTensors are initialized after sharding",
+        "FSDP2 from the meta device",
+        "a distributed checkpoint of FSDP2",
+    ),
+    "partial-output": (
+        "a partial sum that the user reduces",
+        "a partial sum that is redistributed",
+        "the sum of the parts of a partial sum",
+        "losses of all ranks as a partial tensor for the log",
+        "tensor parallel layers whose sum is scattered",
+        "columns whose shards have a loss of their own",
+    ),
+    "never-stepped": (
+        "a generator that trains against a frozen judge in a cell of its own",
+        "a judge that trains in each third step, and is reset in each step",
+        "an optimizer for each layer, all of them step",
+        "a warm-up of one optimizer by a scaler that skips steps",
+        "a critic that trains more often than the actor",
+    ),
+    "never-reset": (
+        "gradients that are set to None by hand",
+        "gradients that fade instead of being reset",
+        "gradients are set to zero in place by hand",
+        "per-sample gradients with torch.func",
+        "mixed precision with main weights in float32",
+    ),
+    "clipped-without-effect": (
+        "the norm of the gradients is logged after the step",
+        "each micro batch is clipped",
+        "gradients of two models are clipped in their own phase",
+        "adversarial examples by a gradient of the inputs",
+        "sharpness-aware steps with two backwards",
+    ),
+    "summed-again": (
+        "gradients that DDP has averaged are averaged again",
+        "gradients that DDP has averaged are summed for a statistic",
+        "the largest gradients of all ranks are kept after DDP",
+        "gradients of no_sync are summed by hand with equal data on all ranks",
+        "a sum of averaged gradients that Adam divides by hand",
+    ),
+    "nothing-loaded": (
+        "a backbone whose names lack those of the head",
+        "names without their prefix are loaded",
+        "adapters are loaded into a model that has more",
+        "an optional part of a checkpoint is empty",
+        "a state dict of DDP is loaded into DDP",
+    ),
+    "first-batch": (
+        "a new iterator whenever the last one is exhausted",
+        "the first batch of another order in each step",
+        "one batch is looked at before each epoch",
+        "the first batch of the validation data in each step",
+        "data that fit into one batch",
+    ),
+}
+
+
+@pytest.fixture
+def lines(session, capsys):
+    """Run a program and return the findings under its cell."""
+
+    def lines(code: str) -> list[str]:
+        session.run(PRELUDE + "\ntorch.manual_seed(0)", quiet=True)
+        capsys.readouterr()
+        result = session.run(f"{code}\nNone")
+        err = capsys.readouterr().err
+        print(f"seed {SEED}", err, {rank: one.findings for rank, one in result.by_rank.items()})
+        return [line for line in err.splitlines() if "# ddp: ok" in line or "train apart" in line]
+
+    return lines
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_the_sentence_about_a_wrong_program(lines, name):
+    code = WRONG[name].drawn(SEED).code
+    assert lines(code) == [SAID[name]]
+    finding = SAID[name].rpartition(" ")[2].removesuffix(")")
+    assert lines(f"{code}\n# ddp: ok {finding}") == []
+
+
+@pytest.mark.parametrize("finding", NEAR)
+def test_nothing_is_said_about_right_programs_near_a_wrong_one(lines, finding):
+    assert finding in SENTENCES and len(NEAR[finding]) >= 5
+    for name in NEAR[finding]:
+        assert lines(RIGHT[name].drawn(SEED).code) == [], name
