@@ -188,8 +188,14 @@ for step in range(5):
     loss.backward()
     optimizer.step()
 """,
-    "FSDP2": "from torch.distributed.fsdp import fully_shard\nnet = fully_shard(torch.nn.Sequential(torch.nn.Linear(8, "
-    "8), torch.nn.Linear(8, 1)))\nmodel, optimizer = net, torch.optim.SGD(net.parameters(), 0.1)\n" + _LOOP,
+    "FSDP2": """
+from torch.distributed.fsdp import fully_shard
+torch.manual_seed(0)
+model = fully_shard(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)))
+torch.manual_seed(10 + rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+"""
+    + _LOOP,
     "tensor parallel": """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module

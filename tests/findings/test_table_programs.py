@@ -19,8 +19,8 @@ _LOSS = (
 )
 _WEIGHTS = (
     "step 1: 0.weight, 0.bias, 2.weight and 2.bias of model differed between ranks when fully_shard split them, so the "
-    "shards are parts of different weights. Load or broadcast the same weights on all ranks before fully_shard, or call "
-    "set_model_state_dict with broadcast_from_rank0=True after it (# ddp: ok mixed-weights)"
+    "shards are parts of different weights. Load or broadcast the same weights on all ranks before fully_shard, or "
+    "call set_model_state_dict with broadcast_from_rank0=True after it (# ddp: ok mixed-weights)"
 )
 _PARTIAL = (
     "step 1: the loss was computed from to_local() of a DTensor with Partial placement, which has only the summand of "

@@ -29,10 +29,19 @@ class _Unused:
         some = held_by(optimizer)[:_SOME]
         self._before = [(weakref.ref(p), some_of(p)) for p in some if not p.is_cuda and not p.is_meta]
 
-    @property
-    def has_changed(self) -> bool:
-        """Return whether a parameter has changed, or is not known any more."""
-        return any((p := one()) is None or not torch.equal(some_of(p), values) for one, values in self._before)
+    def has_gradients(self, trained: set[int]) -> bool:
+        """Return whether a step would change the parameters, and nothing else has changed them.
+
+        Args:
+            trained: ids of parameters that other optimizers have changed.
+        """
+        parameters = [p for p in held_by(self.optimizer()) if p.requires_grad]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if not gradients or not trained.isdisjoint(map(id, parameters)):
+            return False
+        if any((p := one()) is None or not torch.equal(some_of(p), values) for one, values in self._before):
+            return False
+        return not are_zero(gradients, 0)[0] and are_finite(gradients)
 
 
 class Resets:
@@ -106,17 +115,13 @@ class Resets:
                 and (one := steps[key].optimizer) is not None
             ):
                 self._note("never-reset", kept.first, last=kept.last, count=kept.count + 1, optimizer=self._title(one))
-        trained = set[int]().union(*(held.ids for held in steps.values()))
         most = max((held.steps for held in steps.values()), default=0)
+        trained = set[int]().union(*(held.ids for held in steps.values()))
         for one in self._unused.values():
             optimizer = one.optimizer()
-            if optimizer is None or one.count < _FEWEST or most < _FEWEST or self._has_stepped(optimizer):
+            if optimizer is None or min(most, one.count) < _FEWEST or self._has_stepped(optimizer):
                 continue
-            parameters = [p for p in held_by(optimizer) if p.requires_grad]
-            gradients = [p.grad for p in parameters if p.grad is not None]
-            if not gradients or not trained.isdisjoint(map(id, parameters)) or one.has_changed:
-                continue
-            if not are_zero(gradients, 0)[0] and are_finite(gradients):
+            if one.has_gradients(trained):
                 self._note("never-stepped", 1, last=most, count=one.count, optimizer=self._title(optimizer))
 
 
