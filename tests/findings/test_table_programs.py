@@ -111,6 +111,7 @@ NEAR = {
         "adapters are loaded into a model that has more",
         "an optional part of a checkpoint is empty",
         "a state dict of DDP is loaded into DDP",
+        "several prefixes of names are tried",
     ),
     "first-batch": (
         "a new iterator whenever the last one is exhausted",
@@ -118,6 +119,7 @@ NEAR = {
         "one batch is looked at before each epoch",
         "the first batch of the validation data in each step",
         "data that fit into one batch",
+        "a data set whose samples are random",
     ),
 }
 

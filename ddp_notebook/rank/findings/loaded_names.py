@@ -15,33 +15,40 @@ _PREFIXES = "module.", "_orig_mod."
 
 
 class LoadedNames:
-    """Calls of `load_state_dict(strict=False)` that have loaded nothing.
+    """Calls of `load_state_dict(strict=False)` in the running cell that have loaded nothing.
 
     Args:
-        note: keeps a fact.
         line: returns the line of the cell that is running.
     """
 
-    def __init__(self, note: Callable[..., None], line: Callable[[], str]) -> None:
-        self._note, self._line = note, line
+    def __init__(self, line: Callable[[], str]) -> None:
+        self._line = line
         self._main = threading.get_ident()
+        self.found: dict[int, dict[str, Any]] = {}  # by module: details of its last call, if that has loaded nothing
         around(torch.nn.Module, "load_state_dict", self._around)
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def load_state_dict(module: Any, state_dict: Any, *args: Any, **named: Any) -> Any:
             result = original(module, state_dict, *args, **named)
-            if threading.get_ident() == self._main and getattr(result, "unexpected_keys", None):
-                tell(self._loaded, state_dict, result)
+            if threading.get_ident() == self._main:
+                tell(self._loaded, module, state_dict, result)
             return result
 
         return passed_over(load_state_dict)
 
-    def _loaded(self, state_dict: Mapping[str, Any], result: Any) -> None:
-        names, missing = set(result.unexpected_keys), set(result.missing_keys)
+    def _loaded(self, module: Any, state_dict: Mapping[str, Any], result: Any) -> None:
+        self.found.pop(id(module), None)  # a program may try several prefixes
+        if not (unexpected := getattr(result, "unexpected_keys", None)):
+            return
+        names, missing = set(unexpected), set(result.missing_keys)
         if not names.issuperset(state_dict):
             return  # some were loaded
         for prefix in _PREFIXES:
             if missing.issuperset(name.removeprefix(prefix) for name in names):
-                self._note("nothing-loaded", 0, line=self._line(), prefix=prefix, where="state dict")
+                where = "state dict"
             elif missing.issuperset(prefix + name for name in names):
-                self._note("nothing-loaded", 0, line=self._line(), prefix=prefix, where="model")
+                where = "model"
+            else:
+                continue
+            self.found[id(module)] = {"line": self._line(), "prefix": prefix, "where": where}
+            return

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler
 
+from ddp_notebook.rank.findings.tensor_checks import checksum
 from ddp_notebook.stdlib import weakref
 
 _MOST = 100
@@ -22,13 +23,14 @@ class _Pass:
         has_more: a whole pass has more than one batch.
     """
 
-    __slots__ = ("began_at", "draws", "epoch", "has_more", "is_over", "repeats", "sampler", "trains")
+    __slots__ = ("began_at", "checksum", "draws", "epoch", "has_more", "is_over", "repeats", "sampler", "trains")
 
     def __init__(self, sampler: Any, began_at: int, *, has_more: bool) -> None:
         self.sampler = weakref.ref(sampler)
         self.has_more = has_more
         self.draws: _Draws | None = None
         self.repeats = 0  # passes before it that have each drawn the same first batch, for one step
+        self.checksum: int | None = None  # of its first batch; before that, of the pass before
         self.epoch: Any = None  # unknown before the sampler is read
         self.began_at = began_at
         self.is_over = self.trains = False
@@ -102,9 +104,7 @@ class Passes:
         if last is not None and last.is_over and last.trains and last.epoch == one.epoch:
             one.trains = True  # noted at the end of the pass
         if last is not None and last.took_one and last.epoch == one.epoch and last.began_at == one.began_at - 1:
-            one.repeats = last.repeats + 1
-            if one.repeats == _FEWEST:
-                self._note("first-batch", one.began_at - _FEWEST + 1, last=one.began_at, epoch=one.epoch)
+            one.repeats, one.checksum = last.repeats, last.checksum
         self._passes[sampler] = one
 
     def end(self, iterator: Any, steps: int) -> None:
@@ -117,18 +117,29 @@ class Passes:
         if repeats and one.trains:
             self._note("same-epoch", one.began_at + 1, epoch=one.epoch)
 
-    def batch(self, iterator: Any) -> None:
+    def batch(self, iterator: Any, data: Any) -> None:
         """Count a batch."""
         last = self._last
         if last is None or last.iterator() is not iterator:
             last = self._draws.get(iterator)
             if last is None:
                 last = self._draws[iterator] = _Draws(iterator)
-                if (one := self._running.get(iterator)) is not None:
-                    one.draws = last
                 self._read(iterator)
+                if (one := self._running.get(iterator)) is not None and one.has_more:
+                    one.draws = last
+                    self._compare(one, data)
             self._last, self.are_used = last, True
         last.count += 1
+
+    def _compare(self, one: _Pass, data: Any) -> None:
+        """Compare the first batch of a pass with that of the passes before. A data set may return random samples."""
+        before, one.checksum = one.checksum, checksum([data])
+        if before is None or before != one.checksum:
+            one.repeats = 0
+            return
+        one.repeats += 1
+        if one.repeats == _FEWEST:
+            self._note("first-batch", one.began_at - _FEWEST + 1, last=one.began_at, epoch=one.epoch)
 
     def note_backward(self) -> None:
         """Keep the position of the loader from which the batch of a backward comes: the last one that was used."""

@@ -63,8 +63,8 @@ class Reductions:
         self._note, self._averaged, self._title = note, averaged, title
         self._left = _MOST
         self._has_reduced = False  # a loss of the cell
-        self._divided: tuple[str, int] | None = None  # collective and number of ranks, of the loss of a backward
-        self._candidate: tuple[str, int, Any] | None = None  # with the model, of the last backward
+        self._divided: tuple[str, list[int]] | None = None  # collective and ranks, of the loss of a backward
+        self._candidate: tuple[str, int, Any] | None = None  # with the number of ranks and the model
         self._sum: _Sum | None = None  # since the last step
 
     def begin_cell(self) -> None:
@@ -80,22 +80,22 @@ class Reductions:
             return
         tensors = flat(call.arguments[kernel.at_tensors])
         is_sum = kernel.reduce_op_of(call.arguments[kernel.at_rest :]) == _SUM
-        size = len(call.group.ranks)
+        ranks = sorted(call.group.ranks)
         for tensor in tensors:
             node: Any = tensor.grad_fn
             if node is not None:
-                node.metadata[REDUCED] = kernel.spec.name, size, is_sum
+                node.metadata[REDUCED] = kernel.spec.name, ranks, is_sum
                 self._has_reduced = True
-        if is_sum and self._sum is None and self._left and len(tensors) == 1 and size > 1 and tensors[0].is_cpu:
+        if is_sum and self._sum is None and self._left and len(tensors) == 1 and len(ranks) > 1 and tensors[0].is_cpu:
             self._left -= 1
-            self._look_for_gradient(tensors[0], size)
+            self._look_for_gradient(tensors[0], ranks)
 
-    def _look_for_gradient(self, tensor: torch.Tensor, size: int) -> None:
+    def _look_for_gradient(self, tensor: torch.Tensor, ranks: list[int]) -> None:
         for model in self._averaged():
-            if len(ranks_of(model)) == size:
+            if sorted(ranks_of(model)) == ranks:
                 for parameter in model.parameters():
                     if parameter.grad is tensor:
-                        self._sum = _Sum(parameter, model, size)
+                        self._sum = _Sum(parameter, model, len(ranks))
                         return
 
     def backward_begins(self, outputs: Sequence[torch.Tensor]) -> None:
@@ -113,11 +113,11 @@ class Reductions:
         """
         if self._divided is None:
             return
-        function, size = self._divided
+        function, ranks = self._divided
         averaging = [one for one in models if has_several_ranks(one) and not one._comm_hooks]
         for model in (*averaging, *roots):
-            if len(ranks_of(model)) == size:
-                self._candidate = function, size, weakref.ref(model)
+            if sorted(ranks_of(model)) == ranks:
+                self._candidate = function, len(ranks), weakref.ref(model)
                 return
 
     def step_begins(self, step: int, *, is_only_backward: bool) -> None:
@@ -135,8 +135,8 @@ class Reductions:
                 self._note("averaged-loss", step, model=self._title(model), function=function, size=size)
 
 
-def _divided(node: Any) -> tuple[str, int] | None:
-    """Return the collective that has summed a loss, and the number of its ranks, if the loss was then divided by it.
+def _divided(node: Any) -> tuple[str, list[int]] | None:
+    """Return the collective that has summed a loss, and its ranks, if the loss was then divided by their number.
 
     Args:
         node: node of the loss.
@@ -146,8 +146,9 @@ def _divided(node: Any) -> tuple[str, int] | None:
         if node is None:
             return None
         if (reduced := node.metadata.get(REDUCED)) is not None:
-            function, size, is_sum = reduced
-            return (function, size) if is_sum and size > 1 and abs(factor * size - 1) < _TOLERANCE else None
+            function, ranks, is_sum = reduced
+            is_divided = is_sum and len(ranks) > 1 and abs(factor * len(ranks) - 1) < _TOLERANCE
+            return (function, ranks) if is_divided else None
         inputs = [one for one, _ in node.next_functions if one is not None]
         name = node.name()
         if len(inputs) != 1 or name not in _SAME_VALUE | {"DivBackward0", "MulBackward0"}:

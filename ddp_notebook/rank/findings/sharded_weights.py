@@ -54,7 +54,8 @@ class ShardedWeights:
         """Keep the shards of a group of parameters."""
         wholes, self._wholes = self._wholes, []
         ranks = [int(rank) for rank in group.mesh_info.mesh.mesh.flatten().tolist()]
-        if len(ranks) < 2 or self._count >= _MOST:
+        is_split = getattr(group.mesh_info, "shard_mesh_size", 1) > 1  # `replicate` makes groups too
+        if not is_split or self._count >= _MOST:
             return
         names = {id(p): name for name, p in module.named_parameters()}
         weights = []

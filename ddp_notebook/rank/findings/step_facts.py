@@ -110,7 +110,7 @@ class StepFacts(StepObserver):
         self._clipping = Clipping(self.note)
         self._resets = Resets(self.note, lambda one: one in self._held, lambda one: variable_of(one, namespace()))
         self._weights = ShardedWeights()
-        self._loaded_names = LoadedNames(self.note, lambda: place(_calls_around()))
+        self._loaded_names = LoadedNames(lambda: place(_calls_around()))
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             around(owner, "zero_grad", self._around_zero_grad)
 
@@ -138,6 +138,7 @@ class StepFacts(StepObserver):
             self._clipping.begin_cell()
             self._resets.begin_cell()
         self._reductions.begin_cell()
+        self._loaded_names.found.clear()
         self._facts.clear()
         self._has_bad_loss = False
         if self._of_inputs is not None:
@@ -154,6 +155,8 @@ class StepFacts(StepObserver):
         """Return the facts of the cell: name, step and details of each."""
         if self._values.are_used and (calls := self._values.calls):
             self.note("values", 0, calls=calls)
+        for details in self._loaded_names.found.values():
+            self.note("nothing-loaded", 0, **details)
         if not self._steps:
             return list(self._facts.values())
         self._note_optimizers()
@@ -319,7 +322,7 @@ class StepFacts(StepObserver):
         self.passes.begin(loader, iterator, self._steps)
 
     def batch(self, iterator: Any, data: Any) -> None:
-        self.passes.batch(iterator)
+        self.passes.batch(iterator, data)
 
     def loader_ended(self, iterator: Any) -> None:
         self.passes.end(iterator, self._steps)
