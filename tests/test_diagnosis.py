@@ -27,6 +27,8 @@ def waits(
     loop=None,
     limit_s=None,
     pair_number=1,
+    key="0",
+    known=(),
 ):
     operation = Operation(
         name=name,
@@ -40,11 +42,13 @@ def waits(
         tag=tag,
         since_s=12.0,
         origin=origin,
-        key="0",
+        key=key,
         limit_s=limit_s,
         pair_number=pair_number,
     )
-    return RankView(rank=rank, state="waiting", place="cell line 7, in " + name, operation=operation, loop=loop)
+    counts = {one: {"collective": count, "messages": (), "is_complete": True} for one, count in known}
+    place = "cell line 7, in " + name
+    return RankView(rank=rank, state="waiting", place=place, operation=operation, loop=loop, counts=counts)
 
 
 def loop(steps, batches, ended=(), last=None):
@@ -359,3 +363,21 @@ def test_threads_that_use_one_group_at_the_same_time_are_named(thread, remedy):
         f"the main thread and {thread} of ranks 0,1 use group default at the same time, and may start its collectives "
         f"in another order on each rank: {remedy}"
     )
+
+
+def test_two_groups_of_the_same_ranks():
+    """Each rank has started one operation of the group in which it waits, and knows the other group."""
+
+    def of(rank, key, **started):
+        known = [(one, started.get(one, 0)) for one in ("a", "b")]
+        return waits(rank, "all_reduce", 1, group="[0,1]", ranks=(0, 1), key=key, known=known)
+
+    crossed = {0: of(0, "a", a=1), 1: of(1, "b", b=1)}
+    assert verdict(crossed) == (
+        "rank 0 is in all_reduce #1 of one group [0,1], rank 1 is in all_reduce #1 of another group of the same ranks: "
+        "use the groups in the same order on all ranks"
+    )
+    assert set(stuck(crossed)) == {0, 1}
+    assert verdict({0: of(0, "a", a=1), 1: of(1, "a", a=1)}) == ""
+    on_its_way = {0: of(0, "a", a=1, b=1), 1: of(1, "b", b=1)}  # rank 1 will get its result
+    assert verdict(on_its_way) == "" and stuck(on_its_way) == {}

@@ -43,8 +43,8 @@ class Absences:
             absent = frozenset(other for other in others if not _answers(self._views, other, rank, operation))
             is_any_enough = operation.root is None and absent != others
             return frozenset() if is_any_enough else absent
-        # The key contains the ranks, because all groups of one mesh dimension have the same title.
-        key = operation.ranks, operation.group, operation.number, operation.name
+        # Ranks and name of the group: all groups of one mesh dimension have the same title, and so may other groups.
+        key = operation.ranks, f"{operation.group} {operation.key}", operation.number, operation.name
         found = self._of_collective.get(key)
         if found is None:
             not_in_it = (other for other in operation.ranks if not _takes_part(self._views, other, operation))
@@ -139,12 +139,19 @@ def _left(views: Views, rank: int, absences: Absences, unable: set[int]) -> Left
 
 def _takes_part(views: Views, other: int, operation: Operation) -> bool:
     theirs = views[other].operation if other in views else None
-    if theirs is None or theirs.is_point_to_point or theirs.group != operation.group:
+    is_elsewhere = theirs is None or theirs.is_point_to_point or theirs.group != operation.group
+    if theirs is None or is_elsewhere or _is_of_another_group(views[other], operation):
         counts = views[other].counts.get(operation.key) if other in views else None
         return counts is not None and counts["collective"] >= operation.number  # it has completed or started this one
     if theirs.number > operation.number:  # it has completed this one
         return True
     return theirs.number == operation.number and theirs.name == operation.name
+
+
+def _is_of_another_group(view: RankView, operation: Operation) -> bool:
+    """Return whether a rank waits in another group than an operation, although both groups have the same title."""
+    theirs = view.operation
+    return theirs is not None and theirs.key != operation.key and operation.key in view.counts
 
 
 def _answers(views: Views, other: int, rank: int, operation: Operation) -> bool:
@@ -167,7 +174,17 @@ def verdict(views: Views) -> str:
     waiting = {rank: view.operation for rank, view in views.items() if view.operation is not None}
     if not waiting:
         return _in_calls(views) or _silent(views) or in_stores(views) or _in_children(views)
-    for find in (_gone, _mismatch, _different_tensors, _failed, _ended, _outside, _each_other, _not_arrived):
+    for find in (
+        _gone,
+        _other_groups,
+        _mismatch,
+        _different_tensors,
+        _failed,
+        _ended,
+        _outside,
+        _each_other,
+        _not_arrived,
+    ):
         if sentence := find(views, waiting):
             return sentence + _in_threads(waiting, "; ")
     return in_stores(views) or _in_threads(waiting)
@@ -214,6 +231,23 @@ def _gone(views: Views, waiting: Waiting) -> str:
         return ""
     how = "; ".join(views[rank].place for rank in missing)
     return f"{list_ranks(missing)} {_is(missing)} gone ({how}), and {list_ranks(waiters)} {_wait(waiters)} for it"
+
+
+def _other_groups(views: Views, waiting: Waiting) -> str:
+    """Describe two groups of the same ranks, in which ranks wait for each other."""
+    for ranks, group in {(op.ranks, op.group) for op in waiting.values() if not op.is_point_to_point}:
+        there = {r: op for r, op in waiting.items() if (op.ranks, op.group) == (ranks, group)}
+        first = min(there)
+        others = [r for r in there if r != first and _is_of_another_group(views[r], there[first])]
+        if others and not any(
+            _takes_part(views, r, there[first]) or _takes_part(views, first, there[r]) for r in others
+        ):
+            return (
+                f"rank {first} is in {there[first].short} of one group {readable(group)}, {list_ranks(others)} "
+                f"{_is(others)} in {there[others[0]].short} of another group of the same ranks: use the groups in the "
+                "same order on all ranks"
+            )
+    return ""
 
 
 def _mismatch(views: Views, waiting: Waiting) -> str:
