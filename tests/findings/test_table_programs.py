@@ -97,6 +97,7 @@ NEAR = {
         "gradients of two models are clipped in their own phase",
         "adversarial examples by a gradient of the inputs",
         "sharpness-aware steps with two backwards",
+        "a compiled function that clips",
     ),
     "summed-again": (
         "gradients that DDP has averaged are averaged again",

@@ -10,7 +10,7 @@ import torch
 from ddp_notebook.rank.findings.optimizer_parameters import OptimizerParameters, held_by
 from ddp_notebook.rank.findings.tensor_checks import are_zero
 from ddp_notebook.rank.record.training.step_observer import tell
-from ddp_notebook.rank.record.training.wrapping import around, passed_over
+from ddp_notebook.rank.record.training.wrapping import around, traced_as
 from ddp_notebook.stdlib import functools, threading
 
 _FUNCTIONS = "clip_grad_norm_", "clip_grad_value_"
@@ -82,7 +82,7 @@ class Clipping:
             limit = named.pop("max_norm" if name == _FUNCTIONS[0] else "clip_value")
             return clip(first, limit, **named)
 
-        return passed_over(clip_by_name)
+        return traced_as(original, clip_by_name)
 
     def _clipped(self, function: str, parameters: torch.Tensor | Iterable[torch.Tensor], limit: Any) -> None:
         self._looked += 1

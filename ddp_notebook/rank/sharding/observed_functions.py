@@ -31,6 +31,7 @@ def before(owner: Any, name: str, look: Callable[..., None]) -> None:
             _call(look, args, named)
         return original(*args, **named)
 
+    function._torchdynamo_inline = original  # type: ignore[attr-defined]  # torch.compile traces that
     setattr(owner, name, function)
 
 
@@ -45,6 +46,7 @@ def after(owner: Any, name: str, look: Callable[..., None]) -> None:
             _call(look, args, named)
         return out
 
+    function._torchdynamo_inline = original  # type: ignore[attr-defined]
     setattr(owner, name, function)
 
 

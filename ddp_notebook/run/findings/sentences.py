@@ -335,7 +335,7 @@ def _never_reset(step: int, details: Details) -> tuple[str, str]:
 def _nothing_loaded(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     fix = "remove it from the names" if one["where"] == "state dict" else "load it into model.module, or add it"
-    return f"{one['line']}" or "load_state_dict", (
+    return one["line"] or "load_state_dict", (
         f"load_state_dict(strict=False) loaded nothing, because only the names of the {one['where']} begin with "
         f"{one['prefix']!r}; {fix}"
     )

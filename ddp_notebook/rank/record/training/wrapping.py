@@ -45,6 +45,16 @@ def passed_over(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def traced_as(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let torch.compile trace the original function instead of the one that replaces it, also with `fullgraph=True`.
+
+    Calls in compiled code are then not observed. It does not work for methods, whose default values Dynamo looks up in
+    the new function.
+    """
+    function._torchdynamo_inline = original  # type: ignore[attr-defined]
+    return function
+
+
 def uncompiled(method: Callable[..., None]) -> Callable[..., None]:
     """Return the method as a function that torch.compile does not trace. A bound method cannot have the required
     attribute."""
