@@ -161,6 +161,8 @@ class StepFacts(StepObserver):
             return list(self._facts.values())
         self._note_optimizers()
         self._resets.end_cell(self._of_cell)
+        if (norms := self._clipping.end_cell()) is not None:
+            self.note("norms", 1, **norms | {"model": self._title_of_model(norms["model"])})
         if not trains_apart:
             self.note("communicates", 1)  # rows of calls without a wait may arrive after a report is made
         has_gradients = any(len(held.never or ()) < held.count for held in self._of_cell)

@@ -134,7 +134,7 @@ def findings_of(facts: Mapping[int, Sequence[Sequence[Any]]], ranks: Sequence[in
     return found
 
 
-_NAMES_RANKS = {"mixed-values", "same-batches", "skipped-batch"}  # their sentences name the ranks
+_NAMES_RANKS = {"clipped-shards", "mixed-values", "same-batches", "skipped-batch"}  # their sentences name the ranks
 _BY_RANK = {"names", "batch", "line", "value"}  # details that may differ between the ranks of one finding
 
 

@@ -29,6 +29,8 @@ def compared(facts: Mapping[str, OfRanks]) -> dict[str, OfRanks]:
         found["not-averaged"] = outside
     if weights := mixed_weights(facts.get("weights", {})):
         found["mixed-weights"] = weights
+    if norms := norms_of_shards(facts.get("norms", {})):
+        found["clipped-shards"] = norms
     return found
 
 
@@ -84,6 +86,31 @@ def mixed_weights(facts: OfRanks) -> OfRanks:
     return {
         rank: (facts[rank][0], {"model": facts[rank][1]["model"], "names": own}) for rank, own in names.items() if own
     }
+
+
+_SAME_NORM = 1e-3  # relative difference
+
+
+def norms_of_shards(facts: OfRanks) -> OfRanks:
+    """Return the first norms that differ between ranks, with which each rank has clipped its shards.
+
+    Example:
+        >>> def of(*norms): return {"model": "m", "ranks": [0, 1], "norms": [[n, one] for n, one in enumerate(norms, 1)]}
+        >>> norms_of_shards({0: (1, of(2.0, 3.0)), 1: (1, of(2.0, 4.0))})[1]
+        (2, {'model': 'm', 'value': 4.0})
+        >>> norms_of_shards({0: (1, of(2.0)), 1: (1, of(2.0))})
+        {}
+    """
+    for _, own in facts.values():
+        some = {rank: facts[rank][1] for rank in own["ranks"] if rank in facts}
+        if len(some) < len(own["ranks"]) or any(one["ranks"] != own["ranks"] for one in some.values()):
+            continue
+        for of_ranks in zip(*(one["norms"] for one in some.values()), strict=False):
+            norms = [norm for _, norm in of_ranks]
+            if max(norms) - min(norms) > _SAME_NORM * max(norms):
+                found = zip(some, norms, strict=True)
+                return {rank: (of_ranks[0][0], {"model": own["model"], "value": norm}) for rank, norm in found}
+    return {}
 
 
 def same_batches(facts: OfRanks) -> OfRanks:

@@ -308,6 +308,15 @@ def _clipped(step: int, details: Details) -> tuple[str, str]:
     return f"step {step}", _CLIPPED[one["cause"]].format(**one)
 
 
+def _clipped_shards(step: int, details: Details) -> tuple[str, str]:
+    model = _one(details)["model"]
+    norms = [f"{own['value']:.3g} on rank {rank}" for rank, own in details.items()]
+    return f"step {step}", (
+        f"clip_grad_norm_ of torch.nn.utils clipped the shards of {model} by the norm of the shards on each rank "
+        f"({_and(norms)}); call {model}.clip_grad_norm_() of FSDP, which computes the norm of all shards"
+    )
+
+
 def _partial_output(step: int, details: Details) -> tuple[str, str]:
     return f"step {step}", (
         "the loss was computed from to_local() of a DTensor with Partial placement, which has only the summand of one "
@@ -381,6 +390,7 @@ SENTENCES: dict[str, Callable[[int, Details], tuple[str, str]]] = {
     "averaged-loss": _averaged_loss,
     "summed-again": _summed_again,
     "clipped-without-effect": _clipped,
+    "clipped-shards": _clipped_shards,
     "not-finite": _not_finite,
     "skipped-batch": _skipped_batch,
     "mixed-values": _mixed_values,
