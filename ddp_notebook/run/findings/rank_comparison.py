@@ -95,9 +95,9 @@ def norms_of_shards(facts: OfRanks) -> OfRanks:
     """Return the first norms that differ between ranks, with which each rank has clipped its shards.
 
     Example:
-        >>> def of(*norms): return {"model": "m", "ranks": [0, 1], "norms": [[n, one] for n, one in enumerate(norms, 1)]}
+        >>> def of(*norms): return {"model": "m", "ranks": [0, 1], "norms": [[at, one] for at, one in enumerate(norms)]}
         >>> norms_of_shards({0: (1, of(2.0, 3.0)), 1: (1, of(2.0, 4.0))})[1]
-        (2, {'model': 'm', 'value': 4.0})
+        (1, {'model': 'm', 'value': 4.0})
         >>> norms_of_shards({0: (1, of(2.0)), 1: (1, of(2.0))})
         {}
     """
