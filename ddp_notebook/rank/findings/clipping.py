@@ -59,7 +59,8 @@ class Clipping:
         self._looked = 0  # calls of the cell
         self._since: list[_Clip] = []  # since the last backward
         self._before: list[_Clip] = []  # between the last step of their optimizer and the last backward
-        self._stepped: list[set[int]] = []  # ids of the parameters of optimizers that stepped since the last backward
+        # Ids of the parameters of each optimizer that has stepped since the last backward
+        self._stepped: dict[int, set[int]] = {}
         self._found: dict[int, tuple[int, int, _Clip]] = {}  # by optimizer: first step, number of steps, first call
         self._has_shards = False  # the running call gets shards of FSDP1
         self._ids_of_shards: set[int] = set()
@@ -104,7 +105,7 @@ class Clipping:
         ids = {id(p) for p in ones}
         gradients = [gradient for p in ones if (gradient := p.grad) is not None]
         is_empty = not gradients or (not gradients[0].is_cuda and are_zero(gradients, 0)[0])
-        is_late = any(not ids.isdisjoint(stepped) for stepped in self._stepped)
+        is_late = any(not ids.isdisjoint(stepped) for stepped in self._stepped.values())
         self._since.append(_Clip(function, ids, is_empty=is_empty, is_late=is_late))
         if function == _NORM and len(self._norms) < _MOST_NORMS:
             self._has_shards = any(hasattr(p, name) for p in ones for name in _OF_FSDP1)
@@ -142,7 +143,7 @@ class Clipping:
 
     def stepped(self, held: OptimizerParameters, step: int) -> None:
         """Note consecutive steps of an optimizer whose gradients were clipped only when this has no effect."""
-        self._stepped.append(held.ids)
+        self._stepped[id(held)] = held.ids
         self._step = step
         if not self._looked:
             return

@@ -25,9 +25,16 @@ class _Unused:
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.count = 0  # gradients that a backward has computed after a reset
-        self.is_reset = True  # since the last backward
+        self.is_reset = True  # and has no gradient since then
         some = held_by(optimizer)[:_SOME]
         self._before = [(weakref.ref(p), some_of(p)) for p in some if not p.is_cuda and not p.is_meta]
+
+    def end_backward(self) -> None:
+        """Count a gradient after a reset."""
+        gradients = [p.grad for one, _ in self._before if (p := one()) is not None and p.grad is not None]
+        if self.is_reset and any(some_of(one).any() for one in gradients):
+            self.is_reset = False
+            self.count += 1
 
     def has_gradients(self, trained: set[int]) -> bool:
         """Return whether a step would change the parameters, and nothing else has changed them.
@@ -86,14 +93,14 @@ class Resets:
     def backward(self) -> None:
         """Note the end of a backward."""
         for one in self._unused.values():
-            one.count += one.is_reset
-            one.is_reset = False
+            one.end_backward()
         for kept in self._kept.values():
             if not kept.is_over:
                 kept.end_backward()
 
     def stepped(self, held: OptimizerParameters, step: int) -> None:
         """Keep a gradient that a step has used."""
+        self._unused.pop(id(held.optimizer), None)
         kept = self._kept.get(id(held))
         if kept is None:
             kept = self._kept[id(held)] = _Kept(held.ids, step)
@@ -108,13 +115,9 @@ class Resets:
         """
         steps = {id(held): held for held in cell}
         for key, kept in self._kept.items():
-            if (
-                key in steps
-                and not kept.is_over
-                and kept.count >= _FEWEST
-                and (one := steps[key].optimizer) is not None
-            ):
-                self._note("never-reset", kept.first, last=kept.last, count=kept.count + 1, optimizer=self._title(one))
+            own = steps[key].optimizer if key in steps else None
+            if own is not None and not kept.is_over and kept.count >= _FEWEST:
+                self._note("never-reset", kept.first, last=kept.last, count=kept.count + 1, optimizer=self._title(own))
         most = max((held.steps for held in steps.values()), default=0)
         trained = set[int]().union(*(held.ids for held in steps.values()))
         for one in self._unused.values():
@@ -159,12 +162,8 @@ class _Kept:
 
     def end_backward(self) -> None:
         """Note whether a backward has added to the gradient. The program may replace it instead."""
-        if (
-            self._is_kept
-            and not self._is_added
-            and self._values is not None
-            and (gradient := self._gradient) is not None
-        ):
+        gradient = self._gradient
+        if self._is_kept and not self._is_added and self._values is not None and gradient is not None:
             is_same = local(gradient).data_ptr() == self._place
             self._is_added = is_same and not torch.equal(some_of(gradient), self._values)
 
