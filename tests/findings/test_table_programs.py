@@ -52,6 +52,9 @@ SAID = {
     "each step takes the first batch of the loader": "steps 1-3: each step used the same batch. next(iter(loader)) "
     "begins another pass, and its DistributedSampler has the order of epoch 0 again; take the batches of one pass "
     "with a for loop (# ddp: ok first-batch)",
+    "a running total that is summed again in each step": "cell line 4: the loop adds to total, and all_reduce sums it "
+    "in each pass. So the values of earlier passes are summed again; sum a copy, or call all_reduce after the loop "
+    "(# ddp: ok running-total)",
     "shards of FSDP1 are clipped by torch.nn.utils": "step 1: clip_grad_norm_ of torch.nn.utils clipped the shards of "
     "model by the norm of the shards on each rank (NORM on rank 0 and NORM on rank 1); call model.clip_grad_norm_() of "
     "FSDP, which computes the norm of all shards (# ddp: ok clipped-shards)",
@@ -109,6 +112,14 @@ NEAR = {
         "whole parameters of FSDP1 are clipped by torch.nn.utils",
         "shards of FSDP1 are clipped element by element",
         "the norm of a shard of FSDP1 is measured",
+    ),
+    "running-total": (
+        "a total of each pass is summed",
+        "a total is summed after the loop",
+        "a copy of a running total is summed in each pass",
+        "a total that is reset in place",
+        "a state that is averaged in each pass",
+        "an iteration that writes its sum in place",
     ),
     "summed-again": (
         "gradients that DDP has averaged are averaged again",

@@ -232,6 +232,14 @@ def _mixed_values(step: int, details: Details) -> tuple[str, str]:
     )
 
 
+def _running_total(step: int, details: Details) -> tuple[str, str]:
+    one = _one(details)
+    return f"{one['line']}", (
+        f"the loop adds to {one['variable']}, and all_reduce sums it in each pass. So the values of earlier passes are "
+        f"summed again; sum a copy, or call all_reduce after the loop"
+    )
+
+
 def _never_waited(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     return f"{one['line']}", (
@@ -394,6 +402,7 @@ SENTENCES: dict[str, Callable[[int, Details], tuple[str, str]]] = {
     "not-finite": _not_finite,
     "skipped-batch": _skipped_batch,
     "mixed-values": _mixed_values,
+    "running-total": _running_total,
     "same-batches": _same_batches,
     "trains-apart": _trains_apart,
     "written-before-wait": _written_before_wait,
