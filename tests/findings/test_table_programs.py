@@ -49,14 +49,14 @@ SAID = {
     "the names of a checkpoint of DDP fit no parameter": "cell line 6: load_state_dict(strict=False) loaded nothing, "
     "because only the names of the state dict begin with 'module.'; remove it from the names "
     "(# ddp: ok nothing-loaded)",
-    "each step takes the first batch of the loader": "steps 1-3: each step used the same batch. next(iter(loader)) "
-    "begins another pass, and its DistributedSampler has the order of epoch 0 again; take the batches of one pass "
-    "with a for loop (# ddp: ok first-batch)",
+    "each step takes the first batch of the loader": "steps 1-3: each step used the same batch, because "
+    "next(iter(loader)) begins another pass. Its DistributedSampler has the order of epoch 0 again. Take the batches "
+    "of one pass with a for loop (# ddp: ok first-batch)",
     "a running total that is summed again in each step": "cell line 4: the loop adds to total, and all_reduce sums it "
     "in each pass. So the values of earlier passes are summed again; sum a copy, or call all_reduce after the loop "
     "(# ddp: ok running-total)",
     "shards of FSDP1 are clipped by torch.nn.utils": "step 1: clip_grad_norm_ of torch.nn.utils clipped the shards of "
-    "model by the norm of the shards on each rank (NORM on rank 0 and NORM on rank 1); call model.clip_grad_norm_() of "
+    "model by the norm of the shards on each rank (NORM on rank 0 and NORM on rank 1). Call model.clip_grad_norm_() of "
     "FSDP, which computes the norm of all shards (# ddp: ok clipped-shards)",
     "gradients summed again after DDP has averaged them": "step 1: all_reduce summed gradients of model that DDP had "
     "averaged, so they were 2 times the average; leave out the all_reduce (# ddp: ok summed-again)",

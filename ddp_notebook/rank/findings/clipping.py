@@ -61,7 +61,7 @@ class Clipping:
         self._before: list[_Clip] = []  # between the last step of their optimizer and the last backward
         # Ids of the parameters of each optimizer that has stepped since the last backward
         self._stepped: dict[int, set[int]] = {}
-        self._found: dict[int, tuple[int, int, _Clip]] = {}  # by optimizer: first step, number of steps, first call
+        self._found: dict[int, tuple[int, int, _Clip]] = {}  # first step, number of steps and first call
         self._has_shards = False  # the running call gets shards of FSDP1
         self._ids_of_shards: set[int] = set()
         self._norms: list[list[float]] = []  # step and norm

@@ -24,7 +24,7 @@ class LoadedNames:
     def __init__(self, line: Callable[[], str]) -> None:
         self._line = line
         self._main = threading.get_ident()
-        self.found: dict[int, dict[str, Any]] = {}  # by module: details of its last call, if that has loaded nothing
+        self.found: dict[int, dict[str, Any]] = {}  # details of the last call of a module, if it has loaded nothing
         around(torch.nn.Module, "load_state_dict", self._around)
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ class _Pass:
         self.has_more = has_more
         self.draws: _Draws | None = None
         self.repeats = 0  # passes before it that have each drawn the same first batch, for one step
-        self.checksum: int | None = None  # of its first batch; before that, of the pass before
+        self.checksum: int | None = None  # its first batch; until that is drawn, the first batch of the last pass
         self.epoch: Any = None  # unknown before the sampler is read
         self.began_at = began_at
         self.is_over = self.trains = False

@@ -42,7 +42,7 @@ class ShardedWeights:
     """Weights that were sharded, until the first optimizer step after it."""
 
     def __init__(self) -> None:
-        self._wholes: list[int | None] = []  # of the group that is being made
+        self._wholes: list[int | None] = []  # checksums of the next group
         self._waiting: list[tuple[Any, list[int], list[_Weight]]] = []  # module, ranks and weights of each group
         self._count = 0
 

@@ -321,7 +321,7 @@ def _clipped_shards(step: int, details: Details) -> tuple[str, str]:
     norms = [f"{own['value']:.3g} on rank {rank}" for rank, own in details.items()]
     return f"step {step}", (
         f"clip_grad_norm_ of torch.nn.utils clipped the shards of {model} by the norm of the shards on each rank "
-        f"({_and(norms)}); call {model}.clip_grad_norm_() of FSDP, which computes the norm of all shards"
+        f"({_and(norms)}). Call {model}.clip_grad_norm_() of FSDP, which computes the norm of all shards"
     )
 
 
@@ -361,8 +361,8 @@ def _nothing_loaded(step: int, details: Details) -> tuple[str, str]:
 def _first_batch(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     return _span(step, one["last"], one["last"] - step + 1), (
-        "each step used the same batch. next(iter(loader)) begins another pass, and its DistributedSampler has the "
-        f"order of epoch {one['epoch']} again; take the batches of one pass with a for loop"
+        "each step used the same batch, because next(iter(loader)) begins another pass. Its DistributedSampler has the "
+        f"order of epoch {one['epoch']} again. Take the batches of one pass with a for loop"
     )
 
 
