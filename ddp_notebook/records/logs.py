@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 
 _log: Callable[..., None] | None = None
 
@@ -16,7 +17,7 @@ def install(log: Callable[..., None]) -> None:
 def is_log(value: object) -> bool:
     """Return whether a value is the `log` function that every rank defines for cells."""
     ours = getattr(_log, "__func__", None)
-    return ours is not None and getattr(value, "__func__", None) is ours
+    return ours is not None and isinstance(value, MethodType) and value.__func__ is ours
 
 
 def current() -> Callable[..., None] | None:

@@ -12,7 +12,7 @@ import random
 import subprocess
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -43,6 +43,8 @@ class Snapshot:
     Args:
         namespace: the user's variables.
         hidden: names that do not belong to the user.
+        roots: further objects whose contents are restored.
+        reducers: restore the attributes and the reducers of DDP models.
 
     Attributes:
         nbytes: size of the copies of tensors and arrays.
@@ -60,8 +62,17 @@ class Snapshot:
         (True, {'weight': tensor([0., 0.], requires_grad=True), 'view': tensor([0.]), 'history': [1]})
     """
 
-    def __init__(self, namespace: MutableMapping[str, Any], hidden: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        namespace: MutableMapping[str, Any],
+        hidden: Collection[str] = (),
+        *,
+        roots: Collection[Any] = (),
+        reducers: bool = True,
+    ) -> None:
         self._namespace = namespace
+        self._roots = roots
+        self._reducers = reducers
         self._hidden = {*hidden, "In", "Out", "_ih", "_oh", "_dh", "get_ipython", "__builtins__"}
         self.nbytes = 0
         self.left: dict[str, str] = {}
@@ -83,6 +94,7 @@ class Snapshot:
 
     def _walk(self) -> None:
         waiting = deque((name, self._namespace[name]) for name in self._names())
+        waiting.extend((type(one).__name__, one) for one in self._roots)
         while waiting:
             place, value = waiting.popleft()
             kind = type(value)
@@ -105,7 +117,8 @@ class Snapshot:
     def _children(self, value: Any, kind: type) -> Iterator[tuple[str, Any]]:
         """Yield the objects that an object refers to, and note the object if it has contents to restore."""
         if issubclass(kind, torch.Tensor):
-            yield from self._of_tensor(value)
+            if not _is_stale(value):
+                yield from self._of_tensor(value)
         elif issubclass(kind, np.ndarray):
             yield from self._of_array(value)
         elif issubclass(kind, tuple | frozenset):
@@ -178,6 +191,8 @@ class Snapshot:
         names = {name: self._namespace[name] for name in self._names()}
         put_back: list[Action] = [functools.partial(self._bind, names)]
         for value in self._found:
+            if isinstance(value, DistributedDataParallel) and not self._reducers:
+                continue
             put_back += _keeping(value)
             if isinstance(value, DistributedDataParallel) and getattr(value, "reducer", None) is not None:
                 self._models.append((value, read_layout(value) if value._has_rebuilt_buckets else []))
@@ -313,6 +328,14 @@ def _keeping_tensor(value: torch.Tensor) -> list[Action]:
     return [put_back]
 
 
+def _is_stale(value: torch.Tensor) -> bool:
+    """Return whether a tensor is a view that FSDP 1 has replaced. Reading its attributes raises an error."""
+    try:
+        return value.is_leaf is None
+    except RuntimeError:
+        return True
+
+
 def _layout(value: torch.Tensor) -> tuple[object, ...]:
     return value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(), value.dtype
 
@@ -335,7 +358,11 @@ def _set_class(value: type, attributes: Mapping[str, Any]) -> None:
 
 def _set_dict(value: dict[Any, Any], items: Mapping[Any, Any], keys: list[Any]) -> None:
     if list(dict.keys(value)) != keys:
-        dict.clear(value)
+        if isinstance(value, OrderedDict):  # `dict.clear` would break its order
+            OrderedDict.clear(value)
+            OrderedDict.update(value, items)
+        else:
+            dict.clear(value)
     dict.update(value, items)
 
 

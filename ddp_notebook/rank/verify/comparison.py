@@ -5,8 +5,8 @@
 | together | the rank's part | by all ranks together, as in training |
 | local | the rank's part | without communication, with the same random state |
 | nudged | the rank's part | as local, with parameters that are changed by one rounding error |
-| common | the rank's part | as local, with the parameters of rank 0, if ranks have other parameters |
-| quiet | the rank's part | as common, without dropout and batch statistics |
+| quiet | the rank's part | as local, with the parameters of rank 0, without dropout and batch statistics |
+| quiet_rows | the rank's part | as quiet, with micro-steps that count by their number of samples |
 | whole | the whole batch | as quiet, on rank 0, and on the second rank in the opposite order |
 | intended | none | local gradients after their average, with the user's hooks and later statements |
 
@@ -16,13 +16,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, MutableMapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.group.recorder import Recorder
@@ -32,12 +35,17 @@ from ddp_notebook.rank.verify.coverage import Coverage, main_module
 from ddp_notebook.rank.verify.local_model import FullParameters, SyncFlags, reshard, stop_sync
 from ddp_notebook.rank.verify.model_state import ModelState, RandomState, all_modules
 from ddp_notebook.rank.verify.products import inner_products
-from ddp_notebook.rank.verify.step import Run, Step, StepError, evaluate, one_process
-from ddp_notebook.stdlib import contextlib
+from ddp_notebook.rank.verify.reads import names_read
+from ddp_notebook.rank.verify.step import OF_WORLD, Run, Step, StepError, evaluate, one_process
+from ddp_notebook.stdlib import contextlib, re
 
 _SEED = 1
+_RESOLUTION = 1e-7  # smallest relative difference that inner products of float64 can show
 _QUIET_MODULES, _QUIET_ALL = 1, 2
 _HOOK_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # dtype by a part of the name of the comm hook
+_MARGIN = 4.0  # rounding errors that may hide a difference; the notebook tolerates more
+_CLOSE = 1e-3  # relative difference of two losses that are the same
+_MOST_LEFT = 3
 _MOST_CHARS = 200  # maximum length of an error in a sentence
 
 
@@ -57,6 +65,7 @@ class Comparison:
         step: the step.
         main: name of the variable with the main model.
         recorder: collectives of this rank.
+        hidden: names of variables that do not belong to the user.
         keep: called with the saved state before anything is changed.
     """
 
@@ -66,16 +75,18 @@ class Comparison:
         step: Step,
         main: str,
         recorder: Recorder,
+        hidden: Collection[str],
         keep: Callable[[ModelState], None],
     ) -> None:
         self._namespace = namespace
         self._step = step
         self._main = main
         self._recorder = recorder
+        self._hidden = hidden
         self._keep = keep
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._common: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors, and the values of rank 0
-        self._quiet = 0
+        self._quiet = self._local_quiet = 0  # the latter: in the runs local, nudged and together
         self._entered: set[int] = set()  # ids of the DDP models whose forward was called
 
     # ---- agreement of the ranks
@@ -86,15 +97,19 @@ class Comparison:
         dist.all_gather_object(found, value)
         return found
 
-    def _attempt(self, call: Callable[[], Any]) -> Any:
-        """Return the result of a local call. If it fails on a rank, all ranks raise the error of the first one."""
+    def _attempt(self, call: Callable[[], Any], what: str = "the step failed") -> Any:
+        """Return the result of a local call. If it fails on a rank, all ranks raise the error of the first one.
+
+        Args:
+            what: clause about a failure.
+        """
         result, problem = None, ""
         try:
             result = call()
         except (StepError, JoinError) as error:
             problem = str(error)
         except Exception as error:
-            problem = f"the step failed with {_words(error)}"
+            problem = f"{what} with {_words(error)}"
         problems = self._all(problem)
         failed = [rank for rank, one in enumerate(problems) if one]
         if failed:
@@ -111,12 +126,14 @@ class Comparison:
             RefusedError: the step cannot be compared.
         """
         self._attempt(self._check_names)
-        self._state = state = self._attempt(self._save)
+        self._state = state = self._attempt(self._save, "the variables cannot be copied, which failed")
         self._keep(state)
         main = self._main or main_module(self._namespace, f"{self._step.before}\n{self._step.loss}")
         self._coverage = coverage = Coverage(self._namespace, main, state.modules)
         self._attempt(self._check_support)
         self._values = self._attempt(self._batch)
+        if self._values and not any(self._all(batches.rows_of(self._values))):
+            raise RefusedError(f"the batch has no samples on any rank: {', '.join(self._values)}")
         self._full = FullParameters(state.modules, coverage)
         facts = self._compare()
         return facts if self._rank == 0 else None
@@ -124,7 +141,9 @@ class Comparison:
     def _save(self) -> ModelState:
         modules = all_modules()
         reshard(modules)
-        return ModelState(self._namespace, modules, self._step.batch)
+        state = ModelState(self._namespace, self._hidden, modules)
+        state.take()
+        return state
 
     def _check_names(self) -> None:
         needed = (self._main,) if self._step.selects else (*self._step.batch, self._main)
@@ -167,9 +186,27 @@ class Comparison:
                 "backward: the gradient cannot be compared"
             )
 
-    def _local(self, values: Any, *, common: bool = False, nudge: float = 0.0) -> Run:
-        """Compute a step without communication of the wrappers."""
-        self._state.restore_values()
+    def _local(
+        self,
+        values: Mapping[str, Any],
+        *,
+        step: Step | None = None,
+        common: bool = False,
+        nudge: float = 0.0,
+        alone: bool = False,
+    ) -> Run:
+        """Compute a step without communication of the wrappers.
+
+        Args:
+            step: the step; None: that of the ranks.
+            common: use the parameters of rank 0.
+            nudge: relative change of the parameters.
+            alone: in a world of one rank.
+
+        Raises:
+            StepError: the step calls a collective, in a world of one rank.
+        """
+        self._state.restore()
         coverage = self._coverage
         stop_sync(coverage)
         with torch.no_grad():
@@ -182,18 +219,38 @@ class Comparison:
             self._nudge(nudge)
         self._make_quiet()
         random = RandomState()
-        with _eager(self._state.modules), _noting_forward(self._entered):
-            run = evaluate(self._step, self._namespace, coverage, values)
+        world = self._one_process() if alone else contextlib.nullcontext()
+        with world, _eager(self._state.modules), _noting_forward(self._entered):
+            weighs = self._quiet > 0 and not alone
+            run = evaluate(step or self._step, self._namespace, coverage, values, weighs=weighs)
         run.drew_random = random.has_moved
         return run
+
+    @contextlib.contextmanager
+    def _one_process(self) -> Iterator[None]:
+        """Let the step see a world of one rank, and refuse its collectives."""
+        before, self._recorder.instead = self._recorder.instead, refuse_collective
+        try:
+            with one_process(self._namespace):
+                yield
+        except _CommunicatesError as error:
+            raise StepError(f"the loss calls {error}, which needs all ranks") from None
+        finally:
+            self._recorder.instead = before
 
     def _nudge(self, by: float) -> None:
         """Multiply each parameter by 1 + `by` or 1 - `by`, at random."""
         for name, parameter in sorted(self._coverage.parameters().items()):
+            if isinstance(parameter, DTensor):
+                continue  # of a model that takes no part in the step
             generator = torch.Generator().manual_seed(_SEED + len(name))
             with torch.no_grad():
                 signs = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
-                parameter.mul_((1 + by * signs.double()).to(parameter.device))
+                changed = parameter.detach() * (1 + by * signs.double()).to(parameter.device)
+                if self._full.has(parameter):
+                    parameter.data = changed.to(parameter.dtype)  # `put` restores it
+                else:
+                    parameter.copy_(changed)
 
     def _make_quiet(self) -> None:
         for module in self._state.modules if self._quiet else ():
@@ -202,13 +259,13 @@ class Comparison:
 
     def _together(self) -> Run:
         """Compute the step as in training, with the communication of the wrappers."""
-        self._state.restore_values()
+        self._state.restore()
         self._make_quiet()
         flags = SyncFlags(self._coverage)
         self._no_sync = flags.are_off
         self._state.is_in_step = True
         with _noting_forward(self._entered):
-            run = evaluate(self._step, self._namespace, self._coverage, self._values, syncs=flags.set, runs_after=True)
+            run = evaluate(self._step, self._namespace, self._coverage, self._values, syncs=flags.set, is_together=True)
         self._state.is_in_step = False
         return run
 
@@ -220,12 +277,14 @@ class Comparison:
         names = self._all({name: one.numel() for name, one in local.gradients.items()})
         sizes = {name: size for of_rank in names for name, size in of_rank.items()}
         sizes = dict(sorted(sizes.items()))
-        self._state.restore_values()  # with the user's parameters in the modules
+        self._state.restore()  # with the user's parameters in the modules
         coverage.focus(sizes)
         self._group = coverage.group_of()
         self._groups = self._all(self._group)
         if any(len(one) < self._world for one in self._groups):
-            self._quiet = _QUIET_ALL  # ranks that compute one part draw other random numbers than one process
+            self._quiet = self._local_quiet = (
+                _QUIET_ALL  # ranks that compute one part draw other random numbers than one process
+            )
             local = self._attempt(lambda: self._local(self._values))
         missing = {
             name: ranks for name in sizes if (ranks := [rank for rank in range(self._world) if name not in names[rank]])
@@ -233,22 +292,56 @@ class Comparison:
         facts = self._facts(local, sizes, missing)
         if facts["hangs"]:
             return facts
-        unit = facts["unit"]
-        nudged = self._attempt(lambda: self._local(self._values, nudge=unit))
         together = self._together()
         self._complete(together, sizes)
+        # After the step of all ranks: DDP orders its buckets in the next forward pass, which all ranks must call.
+        nudged = self._attempt(lambda: self._local(self._values, nudge=facts["unit"]))
         runs = {"local": local, "nudged": nudged, "together": together}
-        if self._weights:
-            runs["common"] = self._attempt(lambda: self._local(self._values, common=True))
-        intended = self._intended(local, sizes)
+        intended = self._intended(local, sizes, together.variables)
         facts |= {"together_losses": self._all(together.loss), "no_sync": any(self._all(self._no_sync))}
         self._compare_whole(runs, facts)
         gradients = {name: run.gradients for name, run in runs.items()} | intended
-        self._state.restore_values()
-        device = self._device()
-        matrices = inner_products(list(gradients.values()), sizes, device)
-        facts |= {"runs": list(gradients), "matrices": matrices}
+        self._state.restore()
+        matrices = inner_products(list(gradients.values()), sizes, self._device())
+        facts |= {"runs": list(gradients), "matrices": matrices, "repeat": None}
+        if any(self._all(matrices is not None and self._differs(matrices, list(gradients), facts["unit"]))):
+            facts["repeat"] = self._repeat(local, facts["unit"])
         return facts
+
+    def _differs(self, matrices: Mapping[str, Any], runs: Sequence[str], unit: float) -> bool:
+        """Return whether some difference may be larger than rounding. The notebook decides it with more facts."""
+
+        def factors(run: str, rank: int, factor: float = 1.0) -> Any:
+            found = np.zeros(len(runs) * self._world)
+            found[rank * len(runs) + runs.index(run)] = factor
+            return found
+
+        parts = self._groups[0]
+        pairs = [
+            (sum(factors("local", rank, 1 / len(parts)) for rank in parts), factors("together", rank))
+            for rank in range(self._world)
+        ]
+        if "whole" in runs:
+            pairs.append((sum(factors("quiet", rank, 1 / len(parts)) for rank in parts), factors("whole", parts[0])))
+        return any(
+            (one - other) @ matrix @ (one - other) > (_MARGIN * unit) ** 2 * (one @ matrix @ one)
+            for matrix in matrices.values()
+            for one, other in pairs
+        )
+
+    def _repeat(self, local: Run, unit: float) -> list[dict[str, float]]:
+        """Return how far the gradients of a second local step are off, in rounding errors, by rank and parameter."""
+        quiet, self._quiet = self._quiet, self._local_quiet
+        again = self._attempt(lambda: self._local(self._values))
+        self._quiet = quiet
+        off: dict[str, float] = {}
+        total = math.sqrt(sum(float(one.double().square().sum()) for one in local.gradients.values()))
+        for name, gradient in local.gradients.items():
+            size = max(unit * float(gradient.double().norm()), _RESOLUTION * total)
+            other = again.gradients.get(name)
+            difference = math.inf if other is None else float((other.double() - gradient.double()).norm())
+            off[name] = difference / size if size else 0.0
+        return self._all(off)
 
     def _device(self) -> torch.device:
         if "nccl" in dist.get_backend():
@@ -314,8 +407,16 @@ class Comparison:
             "gradient_hooks": sorted(coverage.user_hooks()),
             "divide_factor": self._divide_factor(),
             "prefixes": list(coverage.roots),
+            "left": self._left(),
             "plain": sorted(name for name, one in self._namespace.items() if isinstance(one, torch.Tensor)),
         }
+
+    def _left(self) -> list[tuple[str, str]]:
+        """Return the objects that the step reads and that cannot be restored, with the reasons."""
+        read = names_read(f"{self._step.before}\n{self._step.loss}", self._namespace)
+        return [(place, why) for place, why in self._state.left.items() if re.split(r"\W", place)[0] in read][
+            :_MOST_LEFT
+        ]
 
     def _facts_of_batch(self) -> dict[str, Any]:
         hashes = self._all(batches.samples(self._values))
@@ -326,6 +427,7 @@ class Comparison:
             "parts": parts,
             "rows": self._all(batches.rows_of(self._values)),
             "counts": self._all(batches.counts(self._values)),
+            "micro": self._step.micro,
             "samples": sum(map(len, of_parts)),
             "same_batch": len(parts) > 1 and bool(hashes[0]) and all(one == hashes[0] for one in of_parts),
             "overlap": batches.overlap(of_parts),
@@ -371,19 +473,24 @@ class Comparison:
                 run.gradients[name] = gradient.full_tensor()
         run.gradients = {name: one for name, one in run.gradients.items() if not isinstance(one, DTensor)}
 
-    def _intended(self, local: Run, sizes: dict[str, int]) -> dict[str, dict[str, torch.Tensor]]:
+    def _intended(
+        self, local: Run, sizes: dict[str, int], variables: Mapping[str, Any]
+    ) -> dict[str, dict[str, torch.Tensor]]:
         """Return the gradients that the user's hooks and statements make of the average, and of the rank's own part.
+
+        Args:
+            variables: variables before the statements after `backward`.
 
         Returns nothing if there are no hooks and no statements after `backward`.
         """
-        self._state.restore_values()
+        self._state.restore()
         hooked = {name: one for name, one in self._coverage.user_hooks().items() if not isinstance(one, DTensor)}
         if not any(self._all(bool(hooked) or bool(self._step.after))):
             return {}
         parameters = self._coverage.parameters()
         averages, own = {}, dict(local.gradients)
         for name in sizes:
-            average = torch.zeros_like(parameters[name], dtype=torch.float64)
+            average = torch.zeros(parameters[name].shape, dtype=torch.float64, device=parameters[name].device)
             if self._rank in self._groups[0] and name in local.gradients:
                 average += local.gradients[name].double()
             dist.all_reduce(average)
@@ -398,13 +505,16 @@ class Comparison:
             return averages
 
         self._attempt(change)
-        if self._step.after:
-            self._state.restore_values()
-            for name, average in averages.items():
-                parameters[name].grad = average.clone()
-            exec(compile(self._step.after, "<step>", "exec"), self._namespace)  # type: ignore[arg-type]
-            averages = {name: one.grad for name in sizes if (one := parameters[name]).grad is not None}
-        return {"intended": averages, "changed": own}
+        if not self._step.after:
+            return {"intended": averages, "changed": own}
+        self._state.restore()
+        self._namespace.update(variables)
+        for name, average in averages.items():
+            parameters[name].grad = _as(parameters[name], average.clone())
+        exec(compile(self._step.after, "<step>", "exec"), self._namespace)  # type: ignore[arg-type]
+        run = Run(loss=0.0, gradients={name: one for name in sizes if (one := parameters[name].grad) is not None})
+        self._complete(run, sizes)
+        return {"intended": run.gradients, "changed": own}
 
     # ---- the whole batch on one process
 
@@ -416,19 +526,29 @@ class Comparison:
             facts["no_whole"] = "one part"
             return
         try:
-            runs["quiet"] = self._quiet_run(runs)
+            runs["quiet"] = self._quiet_run(runs["local"])
             whole = self._whole_batch(parts)
             run = self._attempt(lambda: self._run_whole(whole))
         except RefusedError as error:
             facts["no_whole"] = str(error)
             runs.pop("quiet", None)
             return
+        if any(self._all(bool(runs["quiet"].by_rows))):
+            gradients = runs["quiet"].by_rows or runs["quiet"].gradients
+            runs["quiet_rows"] = Run(loss=runs["quiet"].loss, gradients=gradients)
         runs["whole"] = run
-        facts["alone_losses"] = self._all(self._alone_loss())
-        facts["quiet_losses"] = self._all(runs["quiet"].loss)
+        facts["quiet_losses"] = losses = self._all(runs["quiet"].loss)
         facts["whole_loss"] = self._all(run.loss)[0]
+        average = sum(losses[rank] for rank in parts) / len(parts)
+        # A factor of the world size changes the loss. Only then the step is computed in another world.
+        needs = not abs(average - facts["whole_loss"]) <= _CLOSE * abs(facts["whole_loss"])
+        facts["alone_losses"] = self._all(self._alone_loss() if needs else None)
 
-    def _quiet_run(self, runs: dict[str, Run]) -> Run:
+    def _quiet_run(self, local: Run) -> Run:
+        is_noisy = any(map(_is_noisy, self._state.modules)) and self._quiet < _QUIET_ALL
+        is_uneven = batches.rows_of(self._values) % self._step.micro > 0
+        if not any(self._all(is_noisy or local.drew_random or bool(self._common) or is_uneven)):
+            return local  # nothing to silence
         for level in (_QUIET_MODULES, _QUIET_ALL):
             self._quiet = max(level, self._quiet)
             run: Run = self._attempt(lambda: self._local(self._values, common=True))
@@ -436,43 +556,65 @@ class Comparison:
                 return run
         raise RefusedError("the loss draws random numbers, apart from dropout")
 
-    def _whole_batch(self, parts: Sequence[int]) -> Any:
-        everything = self._all(batches.on_cpu(self._values))
-        of_parts = [everything[rank] for rank in parts]
+    def _whole_batch(self, parts: Sequence[int]) -> dict[str, Any]:
+        rows = [self._all(batches.rows_of(self._values))[rank] for rank in parts]
+        values = self._values | {name: self._namespace[name] for name in self._carried()}
+        everything = self._all(batches.on_cpu(values))
+        places = range(len(parts))
 
-        def join() -> Any:
-            ordered = of_parts if self._rank == parts[0] else of_parts[::-1]
-            joined = {name: batches.join([one[name] for one in ordered], name) for name in self._values}
-            return batches.on_device(joined, _device_of(self._values))
+        def join() -> dict[str, Any]:
+            order = places if self._rank == parts[0] else places[::-1]
+            joined = {}
+            for name in values:
+                of_ranks, is_batch = [everything[parts[at]][name] for at in order], name in self._values
+                joined[name] = batches.join(of_ranks, name, [rows[at] for at in order], is_batch=is_batch)
+            return dict(batches.on_device(joined, _device_of(values)))
 
-        return self._attempt(join)
+        self._state.restore()
+        return dict(self._attempt(join))
 
-    def _run_whole(self, whole: Any) -> Run:
-        if self._rank not in self._groups[0][:2]:
-            return Run(loss=0.0, gradients={})
-        return self._alone(whole)
-
-    def _alone(self, values: Any) -> Run:
-        """Compute a step on this rank, in a world of one rank.
+    def _carried(self) -> list[str]:
+        """Return the variables that the step reads and that differ between ranks, such as a hidden state.
 
         Raises:
-            StepError: the step calls a collective.
+            RefusedError: a variable is no state of the samples.
         """
-        before, self._recorder.instead = self._recorder.instead, refuse_collective
-        try:
-            with one_process(self._namespace):
-                return self._local(values, common=True)
-        except _CommunicatesError as error:
-            raise StepError(f"the loss calls {error}, which needs all ranks") from None
-        finally:
-            self._recorder.instead = before
+        self._state.restore()
+        names = names_read(f"{self._step.before}\n{self._step.loss}", self._namespace)
+        names -= {*self._values, *OF_WORLD}
+        values = {name: self._namespace[name] for name in sorted(names) if name in self._namespace}
+        values = {name: value for name, value in values.items() if batches.is_state(value)}
+        by_rank = self._all({name: batches.digest(value) for name, value in values.items()})
+        shapes = self._all({name: value for name, value in values.items() if isinstance(value, int | float)})
+        found = []
+        for name in sorted({name for one in by_rank for name in one}):
+            if len({one.get(name) for one in by_rank}) == 1:
+                continue
+            if [one.get(name) for one in shapes] == list(range(self._world)):
+                continue  # another name for `rank`
+            if any(name not in one for one in by_rank) or any(name in one for one in shapes):
+                raise RefusedError(f"{name} differs between ranks, and the step reads it")
+            found.append(name)
+        return found
+
+    def _run_whole(self, whole: dict[str, Any]) -> Run:
+        if self._rank not in self._groups[0][:2]:
+            return Run(loss=0.0, gradients={})
+        return self._local(whole, common=True, alone=True, step=replace(self._step, micro=1))
 
     def _alone_loss(self) -> float | None:
         """Return the loss of this rank's part in a world of one rank; None if it cannot be computed."""
         try:
-            return self._alone(self._values).loss
+            return self._local(self._values, common=True, alone=True).loss
         except Exception:
             return None
+
+
+def _as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return a complete gradient in the form of its parameter."""
+    if not isinstance(parameter, DTensor):
+        return gradient
+    return distribute_tensor(gradient, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def _words(error: Exception) -> str:
@@ -512,7 +654,9 @@ def _has_batch_statistics(module: nn.Module) -> bool:
 
 
 def _is_noisy(module: nn.Module) -> bool:
-    """Return whether a module drops values or uses statistics of its batch in training."""
+    """Return whether a module drops values or uses statistics of its batch now."""
+    if not module.training:
+        return False
     if isinstance(module, nn.modules.dropout._DropoutNd | nn.modules.batchnorm._BatchNorm):
         return True
     return any("drop" in name and isinstance(one, float) and one > 0 for name, one in vars(module).items())

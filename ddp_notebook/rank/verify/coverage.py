@@ -38,6 +38,8 @@ class Coverage:
         self.fsdp1 = [one for one in modules if isinstance(one, FullyShardedDataParallel)]
         self.fsdp2 = [one for one in modules if isinstance(one, FSDPModule)]
         self.roots = dict(self._roots())
+        # Sharded parameters, which a step on one process replaces in their modules.
+        self._owned = {id(one): one for root in self.roots.values() for one in torch.nn.Module.parameters(root)}
         self._is_sharded = False  # a parameter of the step is a DTensor
 
     def focus(self, names: Iterable[str]) -> None:
@@ -85,7 +87,7 @@ class Coverage:
                     found[prefix + plain_name(name, module)] = parameter
         for name, value in self._namespace.items():
             is_leaf = isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad
-            if is_leaf and not name.startswith("_") and id(value) not in seen:
+            if is_leaf and not name.startswith("_") and id(value) not in seen and id(value) not in self._owned:
                 seen.add(id(value))
                 found.setdefault(name, value)
         return found | self._unnamed

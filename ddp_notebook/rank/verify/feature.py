@@ -62,7 +62,8 @@ class VerifyFeature(Feature):
         from ddp_notebook.rank.verify.step import Step
 
         try:
-            return Comparison(namespace, Step(**code), main, self.core.network.recorder, self._keep).run()
+            recorder, hidden = self.core.network.recorder, self.core.shell.user_ns_hidden
+            return Comparison(namespace, Step(**code), main, recorder, hidden, self._keep).run()
         except RefusedError as error:
             return {"refusal": str(error)}
         finally:

@@ -38,21 +38,28 @@ class FullParameters:
             if isinstance(one, DTensor):
                 full = one.full_tensor().detach().clone().to(types.get(id(one), one.dtype))
                 self._full[id(one)] = torch.nn.Parameter(full, requires_grad=one.requires_grad)
+        self._values = {key: one.data for key, one in self._full.items()}
 
     @property
     def are_needed(self) -> bool:
         """Return whether a parameter is sharded."""
         return bool(self._full)
 
+    def has(self, parameter: torch.Tensor) -> bool:
+        """Return whether this is a complete parameter in place of a sharded one."""
+        return any(one is parameter for one in self._full.values())
+
     def put(self) -> None:
         """Replace sharded parameters by complete ones, and remove the hooks that communicate.
 
-        `ModelState.restore_values` undoes it.
+        `ModelState.restore` undoes it.
         """
+        for key, full in self._full.items():
+            full.data = self._values[key]
         for module in self._modules:
             for name, one in list(module._parameters.items()):
-                if one is not None and (full := self._full.get(id(one))) is not None:
-                    module._parameters[name] = full
+                if one is not None and (complete := self._full.get(id(one))) is not None:
+                    module._parameters[name] = complete
             for table in _HOOKS:
                 hooks = getattr(module, table)
                 for key in [key for key, hook in hooks.items() if _module_of(hook).startswith(_OF_PARALLELISM)]:
@@ -100,7 +107,7 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def stop_sync(coverage: Coverage) -> None:
-    """Keep DDP models from communicating. `ModelState.restore_values` restores their flags."""
+    """Keep DDP models from communicating. `ModelState.restore` restores their flags."""
     for model in coverage.ddp:
         model.require_backward_grad_sync = model.require_forward_param_sync = False
 

@@ -13,6 +13,8 @@ from ddp_notebook.rank.verify import batches
 from ddp_notebook.rank.verify.coverage import Coverage
 from ddp_notebook.stdlib import contextlib, os
 
+OF_WORLD = {"world_size": 1, "rank": 0, "local_rank": 0}  # variables of each rank, with their values on one process
+
 
 class StepError(Exception):
     """The step cannot be computed. The message is a sentence for the user."""
@@ -46,14 +48,20 @@ class Run:
     Attributes:
         loss: value of the loss, the mean of all micro-steps.
         gradients: gradients by parameter name. Parameters without a gradient are missing.
+        by_rows: the same, with micro-steps that count by their number of samples; empty if they are equal.
         dtypes: types of the tensors that autograd has saved, such as bfloat16 in autocast.
         drew_random: random numbers were drawn.
+        saved_bytes: size of the tensors that autograd has saved for the backward pass, without parameters.
+        variables: the variables that the step has assigned, before the statements after `backward`.
     """
 
     loss: float
     gradients: dict[str, torch.Tensor]
+    by_rows: dict[str, torch.Tensor] = field(default_factory=dict)
     dtypes: set[torch.dtype] = field(default_factory=set)
     drew_random: bool = False
+    saved_bytes: int = 0
+    variables: dict[str, Any] = field(default_factory=dict)
 
 
 def evaluate(
@@ -63,46 +71,94 @@ def evaluate(
     values: Mapping[str, Any],
     *,
     syncs: Callable[[bool], object] = lambda _: None,
-    runs_after: bool = False,
+    is_together: bool = False,
+    weighs: bool = False,
 ) -> Run:
     """Compute the gradients of one step.
 
     Args:
         values: the part of the batch, by name.
         syncs: called before each micro-step, with whether it is the last one.
-        runs_after: also run the statements after `backward`.
+        is_together: all ranks compute the step: also run the statements after `backward`.
+        weighs: also compute `Run.by_rows`.
 
     Raises:
         StepError: the loss is no scalar tensor with a gradient.
         Exception: any error of the user's code.
     """
+    outside = dict(namespace)
     parameters = coverage.parameters()
     for parameter in parameters.values():
         parameter.grad = None
-    total, dtypes = 0.0, set[torch.dtype]()
+    own = {one.untyped_storage()._cdata for one in parameters.values() if type(one) is torch.nn.Parameter}
+    total, dtypes, saved = 0.0, set[torch.dtype](), dict[int, int]()
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_floating_point():
             dtypes.add(tensor.dtype)
+        is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+        if is_plain and (storage := tensor.untyped_storage())._cdata not in own:
+            saved[storage._cdata] = storage.nbytes()
         return tensor
 
     pieces = batches.split(values, step.micro)
+    rows = [batches.rows_of(piece) for piece in pieces]
+    sums = _RowSums() if weighs and len(set(rows)) > 1 else None
+    most_saved = 0
     for number, piece in enumerate(pieces, 1):
         syncs(number == len(pieces))
         namespace.update(piece)
+        saved.clear()
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             loss = _loss(step, namespace)
-            coverage.note_leaves(loss, piece)
+            most_saved = max(most_saved, sum(saved.values()))
+            if not is_together:  # the leaves of that graph are parameters that FSDP frees
+                coverage.note_leaves(loss, piece)
             total += float(loss.detach()) / len(pieces)
             (loss / len(pieces) if len(pieces) > 1 else loss).backward()
-    if runs_after and step.after:
+        if sums is not None:
+            sums.add(coverage.parameters(), rows[number - 1])
+    variables: dict[str, Any] = {}
+    if is_together and step.after:
+        variables = {name: _copy(namespace[name]) for name in namespace if namespace[name] is not outside.get(name)}
         exec(_compiled(step.after, "exec"), namespace)  # type: ignore[arg-type]
     parameters = coverage.parameters()  # with those of the graph
     # Copies: with gradient_as_bucket_view, DDP overwrites them.
-    found = {name: one.grad.detach().clone() for name, one in parameters.items() if one.grad is not None}
+    found = {name: _dense(one.grad).clone() for name, one in parameters.items() if one.grad is not None}
     for parameter in parameters.values():
         parameter.grad = None
-    return Run(loss=total, gradients=found, dtypes=dtypes)
+    run = Run(loss=total, gradients=found, dtypes=dtypes, saved_bytes=most_saved, variables=variables)
+    if sums is not None:
+        run.by_rows = {name: one * (len(rows) / sum(rows)) for name, one in sums.totals.items()}
+    return run
+
+
+def _copy(value: Any) -> Any:
+    """Return a copy of a tensor, which later statements may change in place."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    gradient = gradient.detach()
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+class _RowSums:
+    """Sums of the gradients of micro-steps, each times its number of samples."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, torch.Tensor] = {}
+        self._before: dict[str, torch.Tensor] = {}  # accumulated gradients before the last micro-step
+
+    def add(self, parameters: Mapping[str, torch.Tensor], rows: int) -> None:
+        """Add the part of the accumulated gradients that the last micro-step has added."""
+        for name, one in parameters.items():
+            if one.grad is not None:
+                gradient = _dense(one.grad).clone()
+                nothing = torch.zeros_like(gradient)
+                part = gradient - self._before.get(name, nothing)
+                self.totals[name] = self.totals.get(name, nothing) + part * rows
+                self._before[name] = gradient
 
 
 def _compiled(source: str, mode: str) -> Any:
@@ -130,12 +186,11 @@ def one_process(namespace: MutableMapping[str, Any]) -> Iterator[None]:
     sizes = {id(dist.get_world_size): _one(dist.get_world_size, 1), id(dist.get_rank): _one(dist.get_rank, 0)}
     names = {name: sizes[id(value)] for name, value in namespace.items() if id(value) in sizes}
     before = {name: namespace[name] for name in names}
-    numbers = {"world_size": 1, "rank": 0, "local_rank": 0}
-    before |= {name: namespace[name] for name in numbers if isinstance(namespace.get(name), int)}
+    before |= {name: namespace[name] for name in OF_WORLD if isinstance(namespace.get(name), int)}
     functions = dist.get_world_size, dist.get_rank
     environment = {name: os.environ[name] for name in ("WORLD_SIZE", "RANK") if name in os.environ}
     try:
-        namespace.update({name: numbers[name] for name in before if name in numbers} | names)
+        namespace.update({name: OF_WORLD[name] for name in before if name in OF_WORLD} | names)
         os.environ.update({name: {"WORLD_SIZE": "1", "RANK": "0"}[name] for name in environment})
         dist.get_world_size, dist.get_rank = (sizes[id(one)] for one in functions)
         yield

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.records.words import list_ranks, name_ranks
-from ddp_notebook.run.verify.gradients import Combination, Gradients, Tolerances, mean, minus
+from ddp_notebook.run.verify.gradients import MARGIN, Combination, Gradients, Tolerances, mean, minus
 from ddp_notebook.run.verify.verification import Finding, ParameterCheck, Verification
 
 Facts = Mapping[str, Any]
 _SHOWN = 3
 _CLOSE = 1e-3  # relative difference of two counts that are the same number
+_MOST_ROUNDING = 1000.0  # a larger effect of the order of samples, in measured rounding errors, is no rounding
 _FEW = 4  # fewer elements than this for each rank cannot tell the weights of the ranks apart
 
 
@@ -23,17 +24,43 @@ def explain(facts: Facts) -> Verification:
         facts: the result of the rank 0.
     """
     losses = dict(enumerate(facts["losses"]))
-    if not all(map(math.isfinite, facts["losses"])):
-        bad = [rank for rank, loss in losses.items() if not math.isfinite(loss)]
-        summary = f"not compared: the loss is {losses[bad[0]]:g} on {list_ranks(bad)}"
-        return Verification(summary=summary, is_compared=False, losses=losses, samples=facts["samples"])
     if facts["hangs"]:
         return _result(facts, list(_without_gradient(facts)), (), losses)
     gradients = Gradients(facts["matrices"], facts["runs"])
-    if not gradients.are_finite:
+    # A mean over no entries is NaN, and its gradient is 0.
+    bad = [
+        rank
+        for rank, loss in losses.items()
+        if not math.isfinite(loss) and gradients.norm("", {("local", rank): 1.0}) != 0
+    ]
+    if bad:
+        summary = f"not compared: the loss is {losses[bad[0]]:g} on {list_ranks(bad)}"
+    elif not gradients.are_finite:
         summary = "not compared: a gradient is NaN or infinite; with a scaler, repeat it after the first step"
+    else:
+        summary = _is_not_repeatable(facts, gradients)
+    if summary:
         return Verification(summary=summary, is_compared=False, losses=losses, samples=facts["samples"])
     return _Explanation(facts, gradients).result(losses)
+
+
+def _is_not_repeatable(facts: Facts, gradients: Gradients) -> str:
+    """Return a sentence if the same step gives other gradients each time, else ""."""
+    if facts["repeat"] is None:
+        return ""
+    tolerances = Tolerances(gradients, facts["unit"], facts["parts"])
+    for rank, off in enumerate(facts["repeat"]):
+        for name, errors in off.items():
+            size = gradients.norm(name, {("local", rank): 1.0})
+            explained = 0.0 if facts["is_eager"] or not size else tolerances.measured(name) / size / facts["unit"]
+            if errors > MARGIN * max(1.0, explained):
+                left = f" ({', '.join(f'{place} is {what}' for place, what in facts['left'])})" if facts["left"] else ""
+                return (
+                    f"not compared: rank {rank} has repeated its step, and the gradient of {name} is off by "
+                    f"{errors * facts['unit']:.2g}: the step reads or changes something that %ddp_verify does not "
+                    f"restore, such as an iterator, a file or time{left}"
+                )
+    return ""
 
 
 def _result(
@@ -42,10 +69,11 @@ def _result(
     checks: Sequence[ParameterCheck],
     losses: Mapping[int, float],
     notes: Sequence[str] = (),
+    is_whole: bool = True,
 ) -> Verification:
     if findings:
         summary = findings[0].sentence
-    elif facts.get("no_whole"):
+    elif facts.get("no_whole") or not is_whole:
         summary = f"the {len(losses)} ranks together compute the average of their parts"
     else:
         summary = (
@@ -108,6 +136,8 @@ class _Explanation:
         self._average = mean("local", self._parts)
         # Without hooks and later statements of the user, the average itself is intended.
         self._intended: Combination = {("intended", 0): 1.0} if "intended" in gradients.runs else self._average
+        self._order = self._order_effect()
+        self._quiet = self._quiet_run()
         self._off = self._off_together()
         self._factor = self._sum_factor()
 
@@ -123,7 +153,8 @@ class _Explanation:
         notes += self._notes()
         off = set(self._off) | set(apart)
         checks = [self._check(name, name in off) for name in self._gradients.names]
-        return _result(self._facts, findings, checks, losses, notes)
+        is_whole = not apart and not self._order and self._quiet == "quiet"
+        return _result(self._facts, findings, checks, losses, notes, is_whole=is_whole)
 
     # ---- the batch
 
@@ -172,10 +203,10 @@ class _Explanation:
         gradient of the whole batch. Returns 1.0 for all other programs.
         """
         ratio = self._gradients.ratio("", {("together", 0): 1.0}, self._average)
-        if self._facts["no_whole"] or not math.isfinite(ratio) or abs(ratio - 1) < _CLOSE:
+        if self._facts["no_whole"] or self._order or not math.isfinite(ratio) or abs(ratio - 1) < _CLOSE:
             return 1.0
         is_scaled = self._is_scaled(ratio, self._gradients.names, self._average)
-        fits = self._fits({key: ratio * one for key, one in mean("quiet", self._parts).items()})
+        fits = self._fits({key: ratio * one for key, one in mean(self._quiet, self._parts).items()})
         return ratio if is_scaled and fits else 1.0
 
     def _is_scaled(self, ratio: float, names: Sequence[str], target: Combination) -> bool:
@@ -212,13 +243,23 @@ class _Explanation:
         rest = [name for name in rest if name not in explained]
         if rest and not self._facts["other_batch"] and not self._differs_by_weights(rest):
             yield self._reduced(rest)
-        if not off and self._facts["after"] and self._is_scaled(self._count, self._gradients.names, self._average):
+        summed = [name for name in self._gradients.names if name not in off and self._is_summed(name)]
+        if summed:
+            which = "" if len(summed) == len(self._gradients.names) else f" of {_some(summed)}"
             yield Finding(
                 cause="sum_of_ranks",
-                sentence=f"the gradients are {self._count} times the average of the parts: the step sums them over the "
-                "ranks and does not divide them by the number of ranks",
-                parameters=tuple(self._gradients.names),
+                sentence=f"the gradients{which} are {self._count} times the average of the parts: the step sums them "
+                "over the ranks and does not divide them by the number of ranks",
+                parameters=tuple(summed),
             )
+
+    def _is_summed(self, name: str) -> bool:
+        """Return whether the statements after `backward` sum a gradient over the ranks, and the loss is a mean."""
+        is_sum = self._facts["after"] and self._is_scaled(self._count, [name], self._average)
+        if not is_sum or self._gradients.norm(name, self._average) <= self._tolerances.together(name, True):
+            return False
+        parts = {key: self._count * one for key, one in mean(self._quiet, self._parts).items()}
+        return bool(self._facts["no_whole"] or self._order or not self._is_whole(name, parts, 1.0))
 
     def _differs_by_weights(self, names: Sequence[str]) -> bool:
         """Return whether parameters outside of wrappers differ between ranks, which changes all gradients in a model
@@ -365,11 +406,27 @@ class _Explanation:
 
     # ---- the whole batch
 
+    def _order_effect(self) -> float:
+        """Return the relative effect of the order of the parts on the gradient of the whole batch; 0.0: rounding."""
+        if self._facts["no_whole"]:
+            return 0.0
+        first, second = self._parts[:2]
+        whole = self._gradients.norm("", {("whole", first): 1.0})
+        off = self._gradients.norm("", {("whole", first): 1.0, ("whole", second): -1.0})
+        rounding = max(self._facts["unit"] * whole, self._tolerances.measured(""))
+        return off / whole if off > _MOST_ROUNDING * rounding else 0.0
+
+    def _quiet_run(self) -> str:
+        """Return the run to compare with the whole batch."""
+        if "quiet_rows" not in self._gradients.runs:
+            return "quiet"
+        return "quiet_rows" if self._fits(mean("quiet_rows", self._parts)) else "quiet"
+
     def _off_whole(self) -> list[str]:
         """Return the parameters for which the average of the parts is not the gradient of the whole batch."""
-        if self._facts["no_whole"]:
+        if self._facts["no_whole"] or self._order:
             return []
-        parts = {key: one * self._factor for key, one in mean("quiet", self._parts).items()}
+        parts = {key: one * self._factor for key, one in mean(self._quiet, self._parts).items()}
         return [name for name in self._gradients.names if not self._is_whole(name, parts, 1.0)]
 
     def _is_whole(self, name: str, parts: Combination, factor: float) -> bool:
@@ -382,22 +439,43 @@ class _Explanation:
     def _whole(self) -> tuple[list[Finding], list[str]]:
         """Return the finding or the note about a loss that depends on the split of the batch."""
         facts, parts = self._facts, self._parts
-        average = mean("quiet", parts)
+        average = mean(self._quiet, parts)
         ratio = self._gradients.ratio("", average, {("whole", parts[0]): 1.0})
-        if math.isfinite(ratio) and abs(ratio - 1) > _CLOSE and self._fits(average, ratio):
-            return self._scaled(ratio)
         rows = [facts["rows"][rank] for rank in parts]
-        if len(set(rows)) > 1 and self._fits(self._weighted(rows)):
+        is_unequal = len(set(rows)) > 1 and self._fits(self._weighted(rows))
+        is_scaled = math.isfinite(ratio) and abs(ratio - 1) > _CLOSE and self._fits(average, ratio)
+        # A mean over no entries is NaN, and such a rank counts nothing: the factor is no factor of the loss.
+        is_mean = not math.isfinite(sum(facts["quiet_losses"][rank] for rank in parts))
+        if is_scaled and not is_mean:
+            return self._scaled(ratio)
+        if is_unequal:
             factors = ", ".join(f"{row * self._count / sum(rows):.4g}" for row in rows)
             sentence = (
                 f"the ranks have {_numbers(rows)} samples and count the same: multiply the losses of ranks "
                 f"{', '.join(map(str, parts))} by {factors}, the number of samples * {self._count} / {sum(rows)}"
             )
             return [Finding(cause="unequal", sentence=sentence)], []
-        return self._by_weights()
+        if found := self._by_counts():
+            return [found], []
+        return self._scaled(ratio) if is_scaled else self._by_weights()
+
+    def _by_counts(self) -> Finding | None:
+        """Return the finding for means over different numbers of entries, such as labels that are not ignored."""
+        facts, parts = self._facts, self._parts
+        for name in facts["counts"][parts[0]]:
+            counts = [facts["counts"][rank].get(name, 0) for rank in parts]
+            if sum(counts) and len(set(counts)) > 1 and self._fits(self._weighted(counts)):
+                factors = ", ".join(f"{one * self._count / sum(counts):.4g}" for one in counts)
+                sentence = (
+                    f"the ranks average over different numbers of entries ({name}: {_numbers(counts)}) and count "
+                    f"the same: multiply the losses of ranks {', '.join(map(str, parts))} by {factors}, or divide "
+                    "sums by the number of all ranks"
+                )
+                return Finding(cause="tokens", sentence=sentence)
+        return None
 
     def _weighted(self, sizes: Sequence[float]) -> dict[tuple[str, int], float]:
-        return {("quiet", rank): size / sum(sizes) for rank, size in zip(self._parts, sizes, strict=True)}
+        return {(self._quiet, rank): size / sum(sizes) for rank, size in zip(self._parts, sizes, strict=True)}
 
     def _scaled(self, ratio: float) -> tuple[list[Finding], list[str]]:
         count = self._count
@@ -410,10 +488,12 @@ class _Explanation:
                 "average of the ranks already is the mean; remove the factor"
             )
             return [Finding(cause="world_size", sentence=sentence)], []
-        if abs(ratio * count - 1) < _CLOSE * 10 and self._is_sum_of_losses():
+        micro = self._facts["micro"]
+        if abs(ratio * count * micro - 1) < _CLOSE * 10 and self._is_sum_of_losses():
+            whom, what = ("ranks", "ranks") if micro == 1 else ("ranks and micro-steps", "ranks and of micro-steps")
             sentence = (
-                f"the gradients are 1/{count} of those of one process: the loss is a sum over the batch, and ranks are "
-                f"averaged. Use a mean, or multiply the loss by the number of ranks ({count})"
+                f"the gradients are 1/{count * micro} of those of one process: the loss is a sum over the batch, and "
+                f"{whom} are averaged. Use a mean, or multiply the loss by the number of {what} ({count * micro})"
             )
             return [Finding(cause="sum", sentence=sentence)], []
         sentence = (
@@ -433,32 +513,22 @@ class _Explanation:
         return sum(alone / loss for alone, loss in pairs) / len(pairs)
 
     def _is_sum_of_losses(self) -> bool:
-        total = sum(self._facts["quiet_losses"][rank] for rank in self._parts)
+        total = sum(self._facts["quiet_losses"][rank] for rank in self._parts) * self._facts["micro"]
         return abs(total - self._facts["whole_loss"]) <= max(_CLOSE, 4 * self._facts["unit"]) * abs(total)
 
     def _by_weights(self) -> tuple[list[Finding], list[str]]:
         facts, parts = self._facts, self._parts
         whole = {("whole", parts[0]): 1.0}
-        weights = self._gradients.weights([{("quiet", rank): 1.0} for rank in parts], whole)
-        fitted = {("quiet", rank): weight for rank, weight in zip(parts, weights, strict=True)}
+        weights = self._gradients.weights([{(self._quiet, rank): 1.0} for rank in parts], whole)
+        fitted = {(self._quiet, rank): weight for rank, weight in zip(parts, weights, strict=True)}
         is_enough = sum(facts["sizes"].values()) >= _FEW * self._count
         if is_enough and all(weight > 0 for weight in weights) and self._fits(fitted):
-            for name in facts["counts"][parts[0]]:
-                counts = [facts["counts"][rank].get(name, 0) for rank in parts]
-                if sum(counts) and len(set(counts)) > 1 and self._fits(self._weighted(counts)):
-                    factors = ", ".join(f"{one * self._count / sum(counts):.4g}" for one in counts)
-                    sentence = (
-                        f"the ranks average over different numbers of entries ({name}: {_numbers(counts)}) and count "
-                        f"the same: multiply the losses of ranks {', '.join(map(str, parts))} by {factors}, or divide "
-                        "sums by the number of all ranks"
-                    )
-                    return [Finding(cause="tokens", sentence=sentence)], []
             shares = " and ".join(f"{weight:.3g}" for weight in weights)
             return [], [
                 f"in the gradient of the whole batch the parts of ranks {', '.join(map(str, parts))} count {shares}, "
                 f"and not 1/{self._count} each: the loss is a weighted mean whose weights differ between ranks"
             ]
-        off = self._gradients.norm("", minus(mean("quiet", parts), whole)) / self._gradients.norm("", whole)
+        off = self._gradients.norm("", minus(mean(self._quiet, parts), whole)) / self._gradients.norm("", whole)
         return [], [
             f"the gradient of the whole batch differs by {off:.2g} from the average of the parts, and no "
             "weights of the ranks explain it. The loss compares samples within a batch, such as in-batch negatives, or "
@@ -474,12 +544,23 @@ class _Explanation:
                 f"{' and '.join(facts['norms'])} normalizes each rank's part alone (SyncBatchNorm: all parts); the "
                 "comparison with the whole batch uses running statistics"
             )
-        if facts["no_whole"] and facts["no_whole"] != "one part":
+        if self._order:
+            yield (
+                f"the gradient of the whole batch depends on the order of the parts (by {self._order:.2g}), and was "
+                "not compared. The first dimension may not hold the samples, or the step reads values that differ "
+                "between ranks"
+            )
+        elif facts["no_whole"] and facts["no_whole"] != "one part":
             yield f"the whole batch was not compared: {facts['no_whole']}"
         elif facts["no_whole"]:
             yield "all ranks compute one part of the batch, so that the whole batch is this part"
         else:
             yield "the comparison with the whole batch was made without dropout, in a world of one rank"
+        if self._quiet == "quiet_rows":
+            yield (
+                f"the {facts['micro']} micro-steps have different numbers of samples and count the same: samples of a "
+                "smaller one count more"
+            )
         if self._factor != 1.0:
             yield (
                 f"the gradients are {self._factor:.4g} times the average of the parts, and this is the gradient of the "
@@ -497,10 +578,10 @@ class _Explanation:
         ranks = range(self._facts["world"])
         together = max(gradients.norm(name, minus({("together", rank): 1.0}, intended)) for rank in ranks)
         whole = math.nan
-        if not self._facts["no_whole"]:
+        if not self._facts["no_whole"] and not self._order:
             target = {("whole", self._parts[0]): 1.0}
             whole = _share(
-                gradients.norm(name, minus(mean("quiet", self._parts), target)), gradients.norm(name, target)
+                gradients.norm(name, minus(mean(self._quiet, self._parts), target)), gradients.norm(name, target)
             )
         return ParameterCheck(
             name=name,

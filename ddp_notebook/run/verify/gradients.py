@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-_MARGIN = 8.0  # factor between a measured rounding error and a difference that counts
+MARGIN = 8.0  # factor between a measured rounding error and a difference that counts
 _RESOLUTION = 1e-7  # smallest relative difference that inner products of float64 can show
 
 Combination = Mapping[tuple[str, int], float]  # factors by run and rank
@@ -116,10 +116,10 @@ class Tolerances:
             is_eager: the ranks called the same kernels in both runs, so that only their sum is rounded.
         """
         rounding = self._own(name, "local")
-        return _MARGIN * max(rounding, 0.0 if is_eager else self.measured(name), self._least)
+        return MARGIN * max(rounding, 0.0 if is_eager else self.measured(name), self._least)
 
     def whole(self, name: str) -> float:
         """Return the tolerance of the step with the whole batch."""
         first, second = self._parts[:2]
         order = self._gradients.norm(name, {("whole", first): 1.0, ("whole", second): -1.0})
-        return _MARGIN * max(self._own(name, "quiet"), self.measured(name), order, self._least)
+        return MARGIN * max(self._own(name, "quiet"), self.measured(name), order, self._least)
