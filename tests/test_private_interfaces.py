@@ -800,7 +800,8 @@ def test_wrappers_of_a_verified_step():
         assert callable(getattr(Reducer, name))
     assert callable(DistributedDataParallel._pre_forward)
     source = inspect.getsource(DistributedDataParallel)
-    for name in ("_comm_hooks", "parameters_to_ignore", "require_forward_param_sync", "require_backward_grad_sync"):
+    names = ["_comm_hooks", "parameters_to_ignore", "require_forward_param_sync", "require_backward_grad_sync"]
+    for name in (*names, "_module_parameters", "_static_graph_delay_allreduce_enqueued"):
         assert f"self.{name}" in source, name
     assert "_fsdp_param_groups" in inspect.getsource(_fsdp_state) and "_mp_policy" in inspect.getsource(_fsdp_state)
     group = inspect.getsource(_fsdp_param_group.FSDPParamGroup)

@@ -77,6 +77,166 @@ def test_everything_is_restored(session):
     assert [after[rank].result for rank in (0, 1)] == [before[rank].result for rank in (0, 1)]
 
 
+# ---- states, containers, and parts of the batch
+
+RECURRENT = """
+torch.manual_seed(0)
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.LSTM(20, 16, batch_first=True), nn.Linear(16, 4)
+    def forward(self, x, state):
+        out, state = self.inner(x, state)
+        return self.out(out), state
+model = DDP(Recurrent()); opt = torch.optim.SGD(model.parameters(), 0.1)
+torch.manual_seed(10 + rank)
+data = [(torch.randn(8, 5, 20), torch.randint(0, 4, (8, 5))) for _ in range(2)]
+state, _count, mean = (torch.zeros(1, 8, 16), torch.zeros(1, 8, 16)), 0, 0.0
+for x, y in data:
+    opt.zero_grad()
+"""
+STEP = "    loss.backward()\n    opt.step()"
+
+
+def test_a_state_of_the_step_before_is_the_same_in_each_run(session):
+    truncated = "    state = tuple(one.detach() for one in state)\n    out, state = model(x, state)\n    _count += 1\n"
+    loss = "    loss = _count * F.cross_entropy(out.flatten(0, 1), y.flatten())\n"
+    session.run(f"{SETUP}{RECURRENT}{truncated}{loss}{STEP}", quiet=True)
+    result = session.verify()
+    assert result.is_right and result.whole_loss is not None and "one process" in result.summary
+    assert all(one.off_whole < 1e-5 for one in result.parameters)
+    assert {one.result for one in session.run("_count", quiet=True).by_rank.values()} == {"2"}
+    moving = "    part = F.cross_entropy(model(x, state)[0].flatten(0, 1), y.flatten())\n"
+    moving += "    mean = 0.9 * mean + 0.1 * part.item()\n    loss = (part - mean) ** 2\n"
+    session.run(f"{SETUP}{RECURRENT}{moving}{STEP}", quiet=True)
+    result = session.verify()
+    assert result.is_right and result.whole_loss is None
+    assert "mean differs between ranks, and the step reads it" in repr(result)
+
+
+def test_a_step_that_changes_with_each_call_is_not_compared(session):
+    session.run(f"{SETUP}model = DDP(net()); numbers = iter([1.0 + 0.1 * i for i in range(99)])", quiet=True)
+    result = session.verify(f"{CE} * next(numbers)", ["x", "y"])
+    assert not result.is_compared and result.findings == ()
+    assert "has repeated its step" in result.summary and "numbers is a list_iterator" in result.summary
+
+
+@pytest.mark.parametrize(
+    "code, loss",
+    [
+        ("b = [x, y]", "F.cross_entropy(model(b[0]), b[1])"),
+        ("b = {'in': {'x': x}, 'y': [y, y.float()]}", "F.cross_entropy(model(b['in']['x']), b['y'][0])"),
+        ("b = [{'x': one, 'y': int(label)} for one, label in zip(x, y)]", "of_list(b)"),
+        ("import collections; B = collections.namedtuple('B', 'x y'); b = B(list(x), y.tolist())", "of_tuple(b)"),
+    ],
+)
+def test_a_batch_in_containers_is_split_and_joined(session, code, loss):
+    functions = """
+def of_list(b):
+    return F.cross_entropy(model(torch.stack([one['x'] for one in b])), torch.tensor([one['y'] for one in b]))
+def of_tuple(b):
+    return F.cross_entropy(model(torch.stack(b.x)), torch.tensor(b.y))
+"""
+    session.run(f"{SETUP}{functions}model = DDP(net())\n{code}", quiet=True)
+    for micro in (1, 4):
+        result = session.verify(loss, ["b"], micro=micro)
+        assert result.is_right and result.whole_loss is not None and result.samples == 16
+
+
+def test_a_smaller_last_micro_step_is_a_note(session):
+    result = verified(session, "model = DDP(net())\nx, y = x[:7], y[:7]", micro=2)
+    assert result.is_right and "micro-steps have different numbers of samples" in repr(result)
+    summed = verified(session, "model = DDP(net())", "F.cross_entropy(model(x), y, reduction='sum')", micro=4)
+    assert summed.findings[0].cause == "sum" and "1/8 of those of one process" in summed.summary
+
+
+def test_a_rank_without_samples(session):
+    empty = "model = {}\nif rank == 1: x, y = x[:0], y[:0]"
+    for model in ("DDP(net())", "sharded()"):
+        weighted = verified(
+            session, empty.format(model), "F.cross_entropy(model(x), y, reduction='sum') * world_size / 8"
+        )
+        assert weighted.is_right and weighted.whole_loss is not None
+        [one] = verified(session, empty.format(model)).findings
+        assert one.cause == "unequal" and "8 and 0 samples" in one.sentence
+    [one] = verified(session, "model = DDP(net())\nx, y = x[: 1 + 7 * rank], y[: 1 + 7 * rank]").findings
+    assert one.cause == "unequal" and "by 0.2222, 1.778" in one.sentence
+    with pytest.raises(UsageError, match="the batch has no samples on any rank"):
+        verified(session, "model = DDP(net())\nx, y = x[:0], y[:0]")
+
+
+# ---- models
+
+AVERAGE = """
+opt = torch.optim.SGD([*model.parameters(), *head.parameters()], 0.1)
+for a, b in [(x, y)]:
+    opt.zero_grad()
+    loss = F.cross_entropy(head(model(a)), b)
+    loss.backward()
+    {}
+    opt.step()
+"""
+HEAD = "torch.manual_seed(1); head = nn.Linear(4, 4); torch.manual_seed(10 + rank)\n"
+
+
+@pytest.mark.parametrize(
+    "average, cause, parameters",
+    [
+        ("[(dist.all_reduce(p.grad), p.grad.div_(world_size)) for p in head.parameters()]", None, ()),
+        ("[dist.all_reduce(p.grad) for p in head.parameters()]", "sum_of_ranks", ("head.bias", "head.weight")),
+        ("dist.all_reduce(head.weight.grad); head.weight.grad /= world_size", "outside", ("head.bias",)),
+    ],
+)
+def test_own_averages_next_to_a_sharded_model(session, average, cause, parameters):
+    session.run(f"{SETUP}model = sharded(); {HEAD}{AVERAGE.format(average)}", quiet=True)
+    findings = session.verify().findings
+    assert [(one.cause, one.parameters) for one in findings] == ([(cause, parameters)] if cause else [])
+
+
+def test_an_average_of_shards_is_found(session):
+    average = (
+        "for p in model.parameters():\n        shard = p.grad.to_local(); dist.all_reduce(shard); shard /= world_size"
+    )
+    session.run(f"{SETUP}model = sharded(); head = nn.Identity(){AVERAGE.format(average)}", quiet=True)
+    one = session.verify().findings[0]
+    assert one.cause == "mixed_shards" and "0.weight" in one.parameters
+
+
+def test_copies_of_shards_that_differ_are_found(session):
+    mesh = "mesh = init_device_mesh('cpu', (2, 1), mesh_dim_names=('replica', 'shard'))\nmodel = sharded(mesh=mesh)\n"
+    changed = "if rank == 1: model[3].weight.to_local().data.mul_(1.1)"
+    [one] = verified(session, mesh + changed).findings
+    assert (one.cause, one.parameters, one.ranks) == ("weights", ("3.weight",), (1,))
+    # Shards have no copies: ranks that held other values before are one model afterwards.
+    before = "model = net()\nif rank == 1: model[0].weight.data.mul_(1.1)\nfully_shard(model)\n"
+    assert verified(session, before + "if rank == 1: model[3].weight.to_local().data.mul_(1.1)").is_right
+
+
+def test_a_static_graph_is_compared_after_its_first_step(session):
+    code = "model = DDP(net(), static_graph=True)\n"
+    with pytest.raises(UsageError, match="run a training step first"):
+        verified(session, code)
+    trained = f"{code}opt = torch.optim.SGD(model.parameters(), 0.1)\nfor _ in range(2): {CE}.backward(); opt.step()\n"
+    assert verified(session, trained, micro=2).is_right
+    session.run(f"{CE}.backward(); opt.step()", quiet=True)  # it counts no step of the comparison
+    changed = "if rank == 1: model.module[3].bias.data.add_(1)"
+    assert verified(session, trained + changed).findings[0].cause == "weights"
+
+
+def test_the_step_is_computed_a_bounded_number_of_times(session, tmp_path):
+    count = f"""
+def count(module, inputs):
+    with open(f"{tmp_path}/{{rank_of_file}}", "a") as file:
+        file.write(f"{{len(inputs[0])}} ")
+rank_of_file = rank
+model = DDP(net()); model.module.register_forward_pre_hook(count)
+"""
+    assert verified(session, count).is_right
+    for rank in range(2):
+        sizes = [int(one) for one in (tmp_path / str(rank)).read_text().split()]
+        assert sum(sizes) <= (2 * 2 + 2) * 8 and sizes.count(16) == 1
+
+
 # ---- the text of a step
 
 
@@ -132,6 +292,7 @@ def facts(local: list[list[float]], together: list[list[float]], **more):
         "sizes": {"w": 2},
         "causes": {},
         "weights": {},
+        "copies": [],
         "missing": {},
         "never": [],
         "hangs": False,
@@ -145,6 +306,10 @@ def facts(local: list[list[float]], together: list[list[float]], **more):
         "prefixes": [""],
         "plain": [],
         "no_sync": False,
+        "micro": 1,
+        "left": [],
+        "mixed_shards": [],
+        "repeat": None,
         "forward_bypassed": False,
         "no_whole": "not computed",
         "whole_loss": None,

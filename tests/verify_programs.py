@@ -24,6 +24,34 @@ def parted():
     model = nn.Sequential(nn.Linear(20, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4))
     plan = {"0": ColwiseParallel(output_layouts=Replicate()), "3": RowwiseParallel(input_layouts=Replicate())}
     return parallelize_module(model, init_device_mesh("cpu", (world_size,)), plan)
+def attention():
+    global x, y
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v, self.out = (nn.Linear(20, 32) for _ in range(4))
+            self.out = nn.Linear(32, 4)
+        def forward(self, x):
+            q, k, v = (one(x).unflatten(-1, (-1, 8)).transpose(1, 2) for one in (self.q, self.k, self.v))
+            return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)).mean(1)
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 5, 20), torch.randint(0, 4, (8,))
+    plan = {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel(), "out": RowwiseParallel()}
+    return parallelize_module(Attention(), init_device_mesh("cpu", (world_size,)), plan)
+def language(tie):
+    global x, y
+    class Language(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.inner = nn.Embedding(30, 16, padding_idx=0), nn.LSTM(16, 16, batch_first=True)
+            self.out = nn.Linear(16, 30, bias=False)
+            if tie:
+                self.out.weight = self.words.weight
+        def forward(self, x): return self.out(self.inner(self.words(x))[0])
+    torch.manual_seed(20 + rank)
+    x, y = torch.randint(1, 30, (8, 6)), torch.randint(1, 30, (8, 6))
+    torch.manual_seed(0)
+    return Language()
 torch.manual_seed(10 + rank)
 x, y = torch.randn(8, 20), torch.randint(0, 4, (8,))
 """
@@ -80,6 +108,38 @@ _LOSSES = [
     "-F.log_softmax(model(x), 1).gather(1, y[:, None]).mean()",
 ]
 _TRAINED = "\nopt = torch.optim.SGD(model.parameters(), 0.1)\nfor _ in range(3):\n    opt.zero_grad(); {}.backward(); opt.step()"
+_SPARSE = """
+torch.manual_seed(0)
+model = DDP(nn.Sequential(nn.EmbeddingBag(9, 16, sparse=True), nn.Linear(16, 4)))
+x = torch.randint(0, 9, (8, 5), generator=torch.Generator().manual_seed(rank))
+"""
+_PADDED = "; x[:, 4:] = 0; y[:, 4:] = 0"
+_PADDED_UNEVENLY = "; x[:, 3 + 2 * rank:] = 0; y[:, 3 + 2 * rank:] = 0"
+_TOKENS = "F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=0"
+_FLOAT16 = """
+def scaled():
+    with torch.autocast("cpu", dtype=torch.float16):
+        return scaler.scale(F.cross_entropy(model(x), y))
+"""
+_TORCHS = """
+from torch.utils.checkpoint import checkpoint
+torch.manual_seed(0)
+class Branches(nn.Module):  # an output that the loss may leave out
+    def __init__(self):
+        super().__init__(); self.a, self.b = net(), net()
+    def forward(self, x): return self.a(x), self.b(x)
+class Repeated(nn.Module):  # a layer that is used several times
+    def __init__(self):
+        super().__init__(); self.layer, self.out = nn.Linear(20, 20), nn.Linear(20, 4)
+    def forward(self, x): return self.out(self.layer(self.layer(x).relu()))
+class Recomputed(Repeated):
+    def forward(self, x): return self.out(checkpoint(self.layer, x, use_reentrant=False))
+class Frozen(Repeated):
+    def __init__(self):
+        super().__init__(); self.layer.requires_grad_(False)
+class Nested(Repeated):  # inputs and outputs in containers
+    def forward(self, x): return {"out": super().forward(x["in"][0]), "other": [x]}
+"""
 # Code, loss and options of `verify`.
 RIGHT = [
     *(
@@ -98,6 +158,35 @@ RIGHT = [
     ("model = DDP(net()); model.register_comm_hook(None, hooks.fp16_compress_hook)", LOSS, {}),
     ("model = DDP(net()); model.register_comm_hook(None, hooks.allreduce_hook)", LOSS, {}),
     ("model = torch.compile(DDP(net()), backend='aot_eager')", LOSS, {}),
+    ("model = DDP(torch.compile(net(), backend='aot_eager'))", LOSS, {}),
+    ("model = parted()", LOSS, {}),
+    (f"model = parted(){_TRAINED.format(LOSS)}", LOSS, {}),
+    (f"model = attention(){_TRAINED.format(LOSS)}", LOSS, {}),
+    (f"model = DDP(net(), static_graph=True){_TRAINED.format(LOSS)}", LOSS, {}),
+    (f"model = DDP(net(), static_graph=True){_TRAINED.format(LOSS)}", LOSS, {"micro": 4}),
+    # a language model with padding, with tied weights, and with a loss that is divided by all tokens
+    *(
+        (f"model = {wrap}(language(tie={tie})){padded}", f"{_TOKENS}{ending}", {})
+        for tie in (False, True)
+        for wrap in ("DDP", "fully_shard")
+        for padded, ending in ((_PADDED, ")"), (_PADDED_UNEVENLY, ", reduction='sum') * world_size / 64"))
+    ),
+    # float16 with a scaler, whose gradients are scaled
+    (f"model = DDP(net()); scaler = torch.amp.GradScaler('cpu', init_scale=1024.0)\n{_FLOAT16}", "scaled()", {}),
+    # networks like those in the DDP tests of torch
+    *(
+        (f"{_TORCHS}\nmodel = DDP({name}(), find_unused_parameters={finds})", loss, {"micro": micro})
+        for name, loss, finds in (
+            ("Branches", "F.cross_entropy(model(x)[0], y)", True),
+            ("Branches", "sum(F.cross_entropy(one, y) for one in model(x))", False),
+            ("Repeated", LOSS, False),
+            ("Recomputed", LOSS, False),
+            ("Frozen", LOSS, False),
+            ("Nested", "F.cross_entropy(model({'in': [x]})['out'], y)", False),
+        )
+        for micro in (1, 4)
+    ),
+    (_SPARSE, LOSS, {}),
 ]
 _WEIGHTS = "\nif rank == <R>: model.get_parameter('<P>').data.mul_(1.1)\n"
 _IGNORES = "model = net(); DDP._set_params_and_buffers_to_ignore_for_model(model, ['<P>']); model = DDP(model)"
@@ -106,6 +195,7 @@ def total(state, bucket):
     return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
 model.register_comm_hook(None, total)
 """
+_MESH = "init_device_mesh('cpu', (2, 1), mesh_dim_names=('replica', 'shard'))"
 # ruff: noqa: E501 - each fault is one line
 # Cause, code with a random rank <R> and parameter <P>, and loss.
 FAULTS = {
@@ -162,5 +252,10 @@ FAULTS = {
         ("tokens", "model = sharded()\nif rank == <R>: y[:5] = -100", LOSS),
         ("other_batch", "model = parted()\nif rank == <R>: x = x + 1", LOSS),
         ("weights", "model = parted()\nif rank == <R>: model[1].weight.data.mul_(1.1)", LOSS),
+        (
+            "weights",
+            f"model = sharded(mesh={_MESH})\nif rank == <R>: model.get_parameter('<P>').to_local().data.add_(0.1)",
+            LOSS,
+        ),
     ],
 }

@@ -32,14 +32,15 @@ def rows_of(values: Mapping[str, Any]) -> int:
         4
     """
     sizes = [len(one) for one in _tensors(values.values(), in_lists=False) if one.ndim]
-    sizes = sizes or [size for one in _lists(values.values()) if (size := _rows_of_list(one)) is not None]
+    sizes = sizes or [size for one in _lists(values.values()) for size in _rows_of_list(one)]
     return Counter(sizes).most_common(1)[0][0] if sizes else 0
 
 
-def _rows_of_list(value: list[Any]) -> int | None:
-    if _kind_of_list(value, None) == "samples":
-        return len(value)
-    return next((len(one) for one in _tensors([value]) if one.ndim), None)
+def _rows_of_list(value: list[Any]) -> list[int]:
+    """Return the possible numbers of samples in a list, the most likely one first."""
+    kind = _kind_of_list(value, None)
+    first = [len(one) for one in _tensors([value])[:1] if one.ndim]
+    return [len(value)] if kind == "samples" else [*first, *([len(value)] if kind == "unclear" else [])]
 
 
 def has_samples(value: Any) -> bool:

@@ -126,7 +126,7 @@ class Comparison:
             RefusedError: the step cannot be compared.
         """
         self._attempt(self._check_names)
-        self._state = state = self._attempt(self._save, "the variables cannot be copied, which failed")
+        self._state = state = self._attempt(self._save, "copying the variables failed")
         self._keep(state)
         main = self._main or main_module(self._namespace, f"{self._step.before}\n{self._step.loss}")
         self._coverage = coverage = Coverage(self._namespace, main, state.modules)
@@ -176,10 +176,11 @@ class Comparison:
         if self._coverage.fsdp1:
             raise StepError("models of FullyShardedDataParallel are not supported: use fully_shard (FSDP2)")
         own = {id(one) for root in self._coverage.roots.values() for one in root.modules()}
-        if any(one.static_graph and id(one) in own for one in self._coverage.ddp):
-            raise StepError(
-                "DDP models with static_graph=True count each backward pass: make one without it to compare"
-            )
+        for one in self._coverage.ddp:
+            if one.static_graph and id(one) in own and not one._static_graph_delay_allreduce_enqueued:
+                raise StepError(
+                    "a DDP model with static_graph=True records its graph in its first step: run a training step first"
+                )
         if stepping := self._coverage.steps_in_backward():
             raise StepError(
                 f"{stepping[0]} has a hook that runs after its gradient is complete, such as an optimizer step in "
@@ -242,7 +243,7 @@ class Comparison:
         """Multiply each parameter by 1 + `by` or 1 - `by`, at random."""
         for name, parameter in sorted(self._coverage.parameters().items()):
             if isinstance(parameter, DTensor):
-                continue  # of a model that takes no part in the step
+                continue  # its model takes no part in the step
             generator = torch.Generator().manual_seed(_SEED + len(name))
             with torch.no_grad():
                 signs = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
@@ -282,9 +283,8 @@ class Comparison:
         self._group = coverage.group_of()
         self._groups = self._all(self._group)
         if any(len(one) < self._world for one in self._groups):
-            self._quiet = self._local_quiet = (
-                _QUIET_ALL  # ranks that compute one part draw other random numbers than one process
-            )
+            # Ranks that compute one part draw other random numbers than one process.
+            self._quiet = self._local_quiet = _QUIET_ALL
             local = self._attempt(lambda: self._local(self._values))
         missing = {
             name: ranks for name in sizes if (ranks := [rank for rank in range(self._world) if name not in names[rank]])
@@ -293,6 +293,7 @@ class Comparison:
         if facts["hangs"]:
             return facts
         together = self._together()
+        facts["mixed_shards"] = self._mixed_shards(together)
         self._complete(together, sizes)
         # After the step of all ranks: DDP orders its buckets in the next forward pass, which all ranks must call.
         nudged = self._attempt(lambda: self._local(self._values, nudge=facts["unit"]))
@@ -309,25 +310,23 @@ class Comparison:
         return facts
 
     def _differs(self, matrices: Mapping[str, Any], runs: Sequence[str], unit: float) -> bool:
-        """Return whether some difference may be larger than rounding. The notebook decides it with more facts."""
+        """Return whether the step of all ranks may differ from the average of the parts by more than rounding.
 
-        def factors(run: str, rank: int, factor: float = 1.0) -> Any:
-            found = np.zeros(len(runs) * self._world)
-            found[rank * len(runs) + runs.index(run)] = factor
-            return found
-
+        If both are equal, the step can be repeated. The notebook decides with more facts if a difference counts.
+        """
         parts = self._groups[0]
-        pairs = [
-            (sum(factors("local", rank, 1 / len(parts)) for rank in parts), factors("together", rank))
-            for rank in range(self._world)
-        ]
-        if "whole" in runs:
-            pairs.append((sum(factors("quiet", rank, 1 / len(parts)) for rank in parts), factors("whole", parts[0])))
-        return any(
-            (one - other) @ matrix @ (one - other) > (_MARGIN * unit) ** 2 * (one @ matrix @ one)
-            for matrix in matrices.values()
-            for one, other in pairs
-        )
+        average = np.zeros(len(runs) * self._world)
+        for rank in parts:
+            average[rank * len(runs) + runs.index("local")] = 1 / len(parts)
+        for rank in range(self._world):
+            off = average.copy()
+            off[rank * len(runs) + runs.index("together")] -= 1
+            if any(
+                off @ matrix @ off > (_MARGIN * unit) ** 2 * (average @ matrix @ average)
+                for matrix in matrices.values()
+            ):
+                return True
+        return False
 
     def _repeat(self, local: Run, unit: float) -> list[dict[str, float]]:
         """Return how far the gradients of a second local step are off, in rounding errors, by rank and parameter."""
@@ -375,6 +374,37 @@ class Comparison:
             by_rank = self._all(off)
             found[name] = {rank: by_rank[rank] for rank in others}
             self._common.append((tensors[name], first))
+        self._copies = self._other_copies()
+        return found | self._copies
+
+    def _other_copies(self) -> dict[str, dict[int, float]]:
+        """Return the sharded parameters whose copies differ, such as the replicas of HSDP, like `_other_weights`."""
+        own: dict[str, tuple[list[int], str]] = {}
+        shards: dict[str, torch.Tensor] = {}
+        for name, one in sorted(self._coverage.tensors().items()):
+            if not isinstance(one, DTensor) or (place := one.device_mesh.get_coordinate()) is None:
+                continue
+            replicated = [placement.is_replicate() for placement in one.placements]
+            if any(replicated):
+                shards[name] = one.to_local().detach()
+                shard = [at for at, is_copy in zip(place, replicated, strict=True) if not is_copy]
+                own[name] = (shard, _checksum(shards[name]))
+        by_rank = self._all(own)
+        found: dict[str, dict[int, float]] = {}
+        for name in sorted({name for of_rank in by_rank for name in of_rank}):
+            firsts: dict[tuple[int, ...], int] = {}  # first rank with each shard
+            others: dict[int, int] = {}  # ranks with another copy than the first one
+            for rank, of_rank in enumerate(by_rank):
+                if name in of_rank:
+                    first = firsts.setdefault(tuple(of_rank[name][0]), rank)
+                    if of_rank[name] != by_rank[first][name]:
+                        others[rank] = first
+            if others:
+                values = self._all(shards[name].cpu().double() if name in shards else None)
+                found[name] = {
+                    rank: float((values[rank] - values[first]).norm() / values[first].norm().clamp_min(1e-30))
+                    for rank, first in others.items()
+                }
         return found
 
     def _of_first(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -397,12 +427,13 @@ class Comparison:
             "sizes": sizes,
             "causes": causes,
             "weights": self._weights,
+            "copies": sorted(self._copies),
             "missing": missing,
             "hook": next((_name_of(hook) for hook, _ in hooks), ""),
             "unit": max(torch.finfo(getattr(torch, one)).eps for of_rank in dtypes for one in of_rank),
             "dtypes": sorted({one for of_rank in dtypes for one in of_rank}),
             # On a GPU, kernels of the backward may add in another order each time.
-            "is_eager": not any(map(_is_compiled, modules)) and not self._full.are_needed and not _are_on_gpu(modules),
+            "is_eager": not any(map(_is_compiled, modules)) and not coverage.is_sharded and not _are_on_gpu(modules),
             "norms": sorted({type(one).__name__ for one in modules if _has_batch_statistics(one)}),
             "gradient_hooks": sorted(coverage.user_hooks()),
             "divide_factor": self._divide_factor(),
@@ -442,6 +473,13 @@ class Comparison:
         entered = all(self._all(any(id(one) in self._entered for one in models)))
         needs_all = entered and not any(one.find_unused_parameters or one.static_graph for one in models)
         covered = set(self._coverage.parameters()) - set(causes) if models and needs_all else set()
+        if entered and any(one.static_graph for one in models):
+            left = sorted(set(self._coverage.parameters()) - set(causes) - (set(sizes) - set(missing)))
+            if any(self._all(bool(left))):
+                raise RefusedError(
+                    f"the loss does not depend on {', '.join(left[:3]) or 'a parameter'} on all ranks, and a DDP model "
+                    "with static_graph=True may wait for it"
+                )
         never = sorted(set[str]().union(*self._all(covered - set(sizes))))
         return {
             "never": never,
@@ -472,6 +510,22 @@ class Comparison:
             if isinstance(gradient, DTensor) and all(name in of_rank for of_rank in have):
                 run.gradients[name] = gradient.full_tensor()
         run.gradients = {name: one for name, one in run.gradients.items() if not isinstance(one, DTensor)}
+
+    def _mixed_shards(self, run: Run) -> list[str]:
+        """Return the sharded parameters for which the statements after `backward` gave all ranks the same shard.
+
+        Ranks hold different elements of a sharded gradient, so they are equal only after a collective.
+        """
+        if not self._step.after:
+            return []
+        shards = {
+            name: _checksum(local)
+            for name, one in run.gradients.items()
+            if isinstance(one, DTensor) and one.device_mesh.ndim == 1 and one.placements[0].is_shard()
+            if (local := one.to_local()).numel() and bool(local.any())
+        }
+        by_rank = self._all(shards)
+        return [name for name in shards if len({one.get(name) for one in by_rank}) == 1]
 
     def _intended(
         self, local: Run, sizes: dict[str, int], variables: Mapping[str, Any]

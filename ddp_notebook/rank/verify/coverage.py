@@ -27,6 +27,9 @@ class Coverage:
         namespace: the user's variables.
         main: name of the variable with the main model.
         modules: all modules of the process.
+
+    Attributes:
+        is_sharded: a parameter of the step is a DTensor. `focus` sets it.
     """
 
     def __init__(self, namespace: Mapping[str, Any], main: str, modules: Iterable[torch.nn.Module]) -> None:
@@ -40,7 +43,7 @@ class Coverage:
         self.roots = dict(self._roots())
         # Sharded parameters, which a step on one process replaces in their modules.
         self._owned = {id(one): one for root in self.roots.values() for one in torch.nn.Module.parameters(root)}
-        self._is_sharded = False  # a parameter of the step is a DTensor
+        self.is_sharded = False
 
     def focus(self, names: Iterable[str]) -> None:
         """Keep only the wrappers of these parameters. Other models of the process do not take part in the step.
@@ -56,7 +59,7 @@ class Coverage:
 
         self.ddp = [one for one in self.ddp if has_own(one)]
         self.fsdp2 = [one for one in self.fsdp2 if has_own(one)]
-        self._is_sharded = any(isinstance(tensors.get(name), DTensor) for name in names)
+        self.is_sharded = any(isinstance(tensors.get(name), DTensor) for name in names)
 
     def modules_of(self, names: Iterable[str]) -> list[torch.nn.Module]:
         """Return the modules in variables with one of these parameters, with the modules around them."""
@@ -111,13 +114,13 @@ class Coverage:
         for module in self.fsdp2:
             for group in module._get_fsdp_state()._fsdp_param_groups:
                 return sorted(group.mesh_info.mesh.mesh.flatten().tolist())
-        return [dist.get_rank()] if self._is_sharded else list(range(dist.get_world_size()))
+        return [dist.get_rank()] if self.is_sharded else list(range(dist.get_world_size()))
 
     def wrapper(self) -> str:
         """Return the kind of parallelism: "ddp", "fsdp2", "tensor" or "none". Call `focus` first."""
         if self.ddp:
             return "ddp"
-        return "fsdp2" if self.fsdp2 else "tensor" if self._is_sharded else "none"
+        return "fsdp2" if self.fsdp2 else "tensor" if self.is_sharded else "none"
 
     def causes(self) -> dict[str, str]:
         """Return why no wrapper averages the gradient of a parameter, by name. Covered parameters are missing.
@@ -128,8 +131,7 @@ class Coverage:
         covered, ignored, inside, unmanaged = set[int](), set[int](), set[int](), set[int]()
         for model in self.ddp:
             skipped = model.parameters_to_ignore
-            buckets = model.reducer._get_zeros_like_grad_buckets()
-            reduced = {id(one) for bucket in buckets for one in bucket.parameters()}
+            reduced = _reduced(model)
             for name, one in model.module.named_parameters():
                 inside.add(id(one))
                 if name in skipped:
@@ -155,6 +157,15 @@ class Coverage:
         """Return the parameters with a hook after the accumulation of their gradient, such as an optimizer's step."""
         found = self.parameters()
         return [name for name, one in found.items() if getattr(one, "_post_accumulate_grad_hooks", None)]
+
+
+def _reduced(model: DistributedDataParallel) -> set[int]:
+    """Return the ids of the parameters in the buckets of a DDP model."""
+    try:
+        buckets = model.reducer._get_zeros_like_grad_buckets()
+    except RuntimeError:  # a bucket of sparse gradients has no memory yet
+        return {id(one) for one in model._module_parameters}
+    return {id(one) for bucket in buckets for one in bucket.parameters()}
 
 
 def main_module(namespace: Mapping[str, Any], code: str) -> str:

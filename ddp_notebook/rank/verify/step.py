@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,28 +90,17 @@ def evaluate(
     parameters = coverage.parameters()
     for parameter in parameters.values():
         parameter.grad = None
-    own = {one.untyped_storage()._cdata for one in parameters.values() if type(one) is torch.nn.Parameter}
-    total, dtypes, saved = 0.0, set[torch.dtype](), dict[int, int]()
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_floating_point():
-            dtypes.add(tensor.dtype)
-        is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
-        if is_plain and (storage := tensor.untyped_storage())._cdata not in own:
-            saved[storage._cdata] = storage.nbytes()
-        return tensor
-
     pieces = batches.split(values, step.micro)
     rows = [batches.rows_of(piece) for piece in pieces]
     sums = _RowSums() if weighs and len(set(rows)) > 1 else None
-    most_saved = 0
+    total, saved = 0.0, _SavedTensors(parameters.values())
     for number, piece in enumerate(pieces, 1):
         syncs(number == len(pieces))
         namespace.update(piece)
-        saved.clear()
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        saved.begin()
+        with torch.autograd.graph.saved_tensors_hooks(saved.note, lambda tensor: tensor):
             loss = _loss(step, namespace)
-            most_saved = max(most_saved, sum(saved.values()))
+            saved.end()
             if not is_together:  # the leaves of that graph are parameters that FSDP frees
                 coverage.note_leaves(loss, piece)
             total += float(loss.detach()) / len(pieces)
@@ -122,15 +111,57 @@ def evaluate(
     if is_together and step.after:
         variables = {name: _copy(namespace[name]) for name in namespace if namespace[name] is not outside.get(name)}
         exec(_compiled(step.after, "exec"), namespace)  # type: ignore[arg-type]
-    parameters = coverage.parameters()  # with those of the graph
+    return Run(
+        loss=total,
+        gradients=_take_gradients(coverage.parameters()),  # with those of the graph
+        by_rows={} if sums is None else sums.mean(),
+        dtypes=saved.dtypes,
+        saved_bytes=saved.most_bytes,
+        variables=variables,
+    )
+
+
+def _take_gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     # Copies: with gradient_as_bucket_view, DDP overwrites them.
     found = {name: _dense(one.grad).clone() for name, one in parameters.items() if one.grad is not None}
     for parameter in parameters.values():
         parameter.grad = None
-    run = Run(loss=total, gradients=found, dtypes=dtypes, saved_bytes=most_saved, variables=variables)
-    if sums is not None:
-        run.by_rows = {name: one * (len(rows) / sum(rows)) for name, one in sums.totals.items()}
-    return run
+    return found
+
+
+class _SavedTensors:
+    """Types and sizes of the tensors that autograd saves for the backward pass.
+
+    Args:
+        parameters: tensors whose memory does not count.
+
+    Attributes:
+        dtypes: floating point types of the tensors.
+        most_bytes: size of the tensors of the largest micro-step.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._own = {one.untyped_storage()._cdata for one in parameters if type(one) is torch.nn.Parameter}
+        self._sizes: dict[int, int] = {}  # by storage
+        self.dtypes: set[torch.dtype] = set()
+        self.most_bytes = 0
+
+    def begin(self) -> None:
+        """Count the tensors of another micro-step."""
+        self._sizes.clear()
+
+    def end(self) -> None:
+        """Note the size of the tensors of this micro-step, after its forward pass."""
+        self.most_bytes = max(self.most_bytes, sum(self._sizes.values()))
+
+    def note(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Note a tensor, and return it."""
+        if tensor.is_floating_point():
+            self.dtypes.add(tensor.dtype)
+        is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+        if is_plain and (storage := tensor.untyped_storage())._cdata not in self._own:
+            self._sizes[storage._cdata] = storage.nbytes()
+        return tensor
 
 
 def _copy(value: Any) -> Any:
@@ -147,18 +178,25 @@ class _RowSums:
     """Sums of the gradients of micro-steps, each times its number of samples."""
 
     def __init__(self) -> None:
-        self.totals: dict[str, torch.Tensor] = {}
+        self._totals: dict[str, torch.Tensor] = {}
         self._before: dict[str, torch.Tensor] = {}  # accumulated gradients before the last micro-step
+        self._rows: list[int] = []
 
     def add(self, parameters: Mapping[str, torch.Tensor], rows: int) -> None:
         """Add the part of the accumulated gradients that the last micro-step has added."""
+        self._rows.append(rows)
         for name, one in parameters.items():
             if one.grad is not None:
                 gradient = _dense(one.grad).clone()
                 nothing = torch.zeros_like(gradient)
                 part = gradient - self._before.get(name, nothing)
-                self.totals[name] = self.totals.get(name, nothing) + part * rows
+                self._totals[name] = self._totals.get(name, nothing) + part * rows
                 self._before[name] = gradient
+
+    def mean(self) -> dict[str, torch.Tensor]:
+        """Return the mean over all samples."""
+        factor = len(self._rows) / sum(self._rows)  # the losses were divided by the number of micro-steps
+        return {name: one * factor for name, one in self._totals.items()}
 
 
 def _compiled(source: str, mode: str) -> Any:

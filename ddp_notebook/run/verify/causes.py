@@ -13,7 +13,7 @@ from ddp_notebook.run.verify.verification import Finding, ParameterCheck, Verifi
 Facts = Mapping[str, Any]
 _SHOWN = 3
 _CLOSE = 1e-3  # relative difference of two counts that are the same number
-_MOST_ROUNDING = 1000.0  # a larger effect of the order of samples, in measured rounding errors, is no rounding
+_MOST_ROUNDING = 1000.0  # rounding errors; a larger effect of the order of samples is real
 _FEW = 4  # fewer elements than this for each rank cannot tell the weights of the ranks apart
 
 
@@ -57,7 +57,7 @@ def _is_not_repeatable(facts: Facts, gradients: Gradients) -> str:
                 left = f" ({', '.join(f'{place} is {what}' for place, what in facts['left'])})" if facts["left"] else ""
                 return (
                     f"not compared: rank {rank} has repeated its step, and the gradient of {name} is off by "
-                    f"{errors * facts['unit']:.2g}: the step reads or changes something that %ddp_verify does not "
+                    f"{errors * facts['unit']:.2g}. The step reads or changes something that %ddp_verify does not "
                     f"restore, such as an iterator, a file or time{left}"
                 )
     return ""
@@ -221,6 +221,13 @@ class _Explanation:
         return all(self._is_same(name, {("together", rank): 1.0}, {(run, rank): 1.0}) for rank in self._parts)
 
     def _together(self) -> Iterator[Finding]:
+        if mixed := self._facts["mixed_shards"]:
+            yield Finding(
+                cause="mixed_shards",
+                sentence=f"the statements after backward combine the shards of {_some(mixed)}: each rank holds other "
+                "elements of a sharded gradient, which FSDP has already averaged; leave such parameters out",
+                parameters=tuple(mixed),
+            )
         if self._factor != 1.0:
             return
         off = self._off
@@ -342,11 +349,18 @@ class _Explanation:
         ranks = sorted(by_rank)
         which = f"{list_ranks(ranks)} {'holds' if len(ranks) == 1 else 'hold'}"
         off = max(value for name in names for value in facts["weights"][name].values())
+        than = (
+            f"rank 0 (off by {off:.2g}): the averaged gradient belongs to none of them; make them equal, such as by "
+            "wrapping the model again. The whole batch was computed with the values of rank 0"
+        )
+        if set(names) <= set(facts["copies"]):
+            than = (
+                f"another rank with the same shard (off by {off:.2g}): torch takes them for equal copies; make them "
+                "equal"
+            )
         yield Finding(
             cause="weights",
-            sentence=f"{which} other values of {_some(names)} than rank 0 (off by {off:.2g}): the averaged gradient "
-            "belongs to none of them; make them equal, such as by wrapping the model again. The whole batch was "
-            "computed with the values of rank 0",
+            sentence=f"{which} other values of {_some(names)} than {than}",
             parameters=tuple(names),
             ranks=tuple(ranks),
         )
@@ -444,7 +458,7 @@ class _Explanation:
         rows = [facts["rows"][rank] for rank in parts]
         is_unequal = len(set(rows)) > 1 and self._fits(self._weighted(rows))
         is_scaled = math.isfinite(ratio) and abs(ratio - 1) > _CLOSE and self._fits(average, ratio)
-        # A mean over no entries is NaN, and such a rank counts nothing: the factor is no factor of the loss.
+        # A mean over no entries is NaN. The gradient of such a rank is 0, which explains the factor.
         is_mean = not math.isfinite(sum(facts["quiet_losses"][rank] for rank in parts))
         if is_scaled and not is_mean:
             return self._scaled(ratio)
@@ -490,10 +504,10 @@ class _Explanation:
             return [Finding(cause="world_size", sentence=sentence)], []
         micro = self._facts["micro"]
         if abs(ratio * count * micro - 1) < _CLOSE * 10 and self._is_sum_of_losses():
-            whom, what = ("ranks", "ranks") if micro == 1 else ("ranks and micro-steps", "ranks and of micro-steps")
+            whom = "ranks" if micro == 1 else "ranks and micro-steps"
             sentence = (
                 f"the gradients are 1/{count * micro} of those of one process: the loss is a sum over the batch, and "
-                f"{whom} are averaged. Use a mean, or multiply the loss by the number of {what} ({count * micro})"
+                f"{whom} are averaged. Use a mean, or multiply the loss by the number of {whom} ({count * micro})"
             )
             return [Finding(cause="sum", sentence=sentence)], []
         sentence = (
