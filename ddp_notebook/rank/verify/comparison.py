@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,7 +36,7 @@ from ddp_notebook.rank.verify.model_state import ModelState, RandomState, all_mo
 from ddp_notebook.rank.verify.products import inner_products
 from ddp_notebook.rank.verify.reads import names_read
 from ddp_notebook.rank.verify.step import OF_WORLD, Run, Step, StepError, evaluate, one_process
-from ddp_notebook.stdlib import contextlib, re
+from ddp_notebook.stdlib import contextlib, math, re
 
 _SEED = 1
 _RESOLUTION = 1e-7  # smallest relative difference that inner products of float64 can show
