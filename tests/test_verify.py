@@ -307,6 +307,8 @@ def facts(local: list[list[float]], together: list[list[float]], **more):
         "plain": [],
         "no_sync": False,
         "micro": 1,
+        "shortage": "",
+        "loss_is": "",
         "left": [],
         "mixed_shards": [],
         "repeat": None,

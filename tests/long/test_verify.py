@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from ddp_notebook.errors import UsageError
 from tests.conftest import wait_until
 from tests.verify_programs import FAULTS, LOSS, RIGHT, SETUP, STATE
 
@@ -124,6 +125,54 @@ model.register_forward_hook(note)
             break
     print(f"{stopped} stops in {number + 1} comparisons, {len(changed)} not restored")
     assert changed == [] and stopped == 25
+
+
+WAVES = """
+import resource
+class Waves(nn.Module):  # needs much memory, and little time
+    def __init__(self):
+        super().__init__(); self.first, self.last = nn.Linear(4, 64), nn.Linear(64, 4)
+    def forward(self, x):
+        x = self.first(x)
+        for _ in range(40): x = torch.sin(x * 1.01)
+        return self.last(x)
+torch.manual_seed(0)
+model = DDP(Waves())
+torch.manual_seed(10 + rank)
+x, y = torch.randn(20_000, 4), torch.randint(0, 4, (20_000,))
+def limit(nbytes):
+    with open("/proc/self/status") as file:
+        used = int(next(line for line in file if line.startswith("VmSize")).split()[1]) * 1024
+    limit = used + nbytes if nbytes else resource.RLIM_INFINITY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+"""
+
+
+def test_a_batch_that_does_not_fit_is_computed_in_parts(session):
+    parts = f"{SETUP}{WAVES}limit(400_000_000)"
+    try:
+        for loss, cause in (
+            (LOSS, None),
+            (f"{LOSS} * dist.get_world_size()", "world_size"),
+            ("F.cross_entropy(model(x), y, reduction='sum')", "sum"),
+        ):
+            session.run(parts, quiet=True)
+            result = session.verify(loss, _BATCH)
+            session.run("limit(0)", quiet=True)
+            assert [one.cause for one in result.findings] == ([cause] if cause else [])
+            assert "was computed in parts" in repr(result) and " free on rank 0" in repr(result)
+        session.run(
+            f"{parts.replace('limit(4', 'x, y = x[: 20_000 - 9_000 * rank], y[: len(x)]; limit(3')}", quiet=True
+        )
+        assert [one.cause for one in session.verify(LOSS, _BATCH).findings] == ["unequal"]
+        session.run(f"limit(0)\n{parts}", quiet=True)
+        result = session.verify(f"{LOSS} ** 2", _BATCH)
+        assert result.is_right and result.whole_loss is None and "no mean and no sum over samples" in repr(result)
+        session.run(f"limit(0)\n{SETUP}{WAVES}data = torch.zeros(100_000_000)\nlimit(300_000_000)", quiet=True)
+        with pytest.raises(UsageError, match="copies of the variables and gradients need about 401 MB"):
+            session.verify(LOSS, _BATCH)
+    finally:
+        session.run("limit(0); data = None", quiet=True)
 
 
 def test_runs_are_spread_over_the_ranks(make_session_alone, tmp_path):

@@ -3,6 +3,7 @@
 feature      restores everything after a comparison, also after an interrupt
 comparison   runs the step in several forms, and returns facts
 model_state  saves and restores models, random states and variables
+memory       estimates the memory of a comparison
 step         evaluates the loss and its gradients
 local_model  models without communication, for a step on one process
 coverage     parameters by name, and the wrappers that average their gradients

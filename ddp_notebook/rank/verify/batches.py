@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,11 @@ def _rows_of_list(value: list[Any]) -> list[int]:
     kind = _kind_of_list(value, None)
     first = [len(one) for one in _tensors([value])[:1] if one.ndim]
     return [len(value)] if kind == "samples" else [*first, *([len(value)] if kind == "unclear" else [])]
+
+
+def nbytes(values: Mapping[str, Any]) -> int:
+    """Return the size of the tensors and arrays of a batch."""
+    return sum(one.nbytes for one in _tensors(values.values()))
 
 
 def has_samples(value: Any) -> bool:
@@ -210,6 +215,20 @@ def split(values: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
         bounds = [rows - rows * (count - number) // count for number in range(count + 1)]
     else:
         bounds = [min(size * number, rows) for number in range(count + 1)]
+    return split_by(values, [last - first for first, last in pairwise(bounds)])
+
+
+def split_by(values: Mapping[str, Any], counts: Sequence[int]) -> list[dict[str, Any]]:
+    """Split a batch into parts with these numbers of samples.
+
+    Raises:
+        JoinError: a value cannot be split.
+
+    Example:
+        >>> [one["x"].tolist() for one in split_by({"x": torch.arange(3)}, [1, 2])]
+        [[0], [1, 2]]
+    """
+    rows, bounds = rows_of(values), [0, *accumulate(counts)]
     return [
         {name: _piece(value, rows, slice(first, last), name) for name, value in values.items()}
         for first, last in pairwise(bounds)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.group.recorder import Recorder
-from ddp_notebook.rank.verify import batches
+from ddp_notebook.rank.verify import batches, memory
 from ddp_notebook.rank.verify.batches import JoinError
 from ddp_notebook.rank.verify.coverage import Coverage, main_module
 from ddp_notebook.rank.verify.local_model import FullParameters, SyncFlags, reshard, stop_sync
@@ -43,6 +44,8 @@ _RESOLUTION = 1e-7  # smallest relative difference that inner products of float6
 _QUIET_MODULES, _QUIET_ALL = 1, 2
 _HOOK_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # dtype by a part of the name of the comm hook
 _MARGIN = 4.0  # rounding errors that may hide a difference; the notebook tolerates more
+_FEWEST_ROWS = 3  # samples of a part that is split to see if its loss is a mean
+_MOST_ROUNDING = 1000.0  # rounding errors between a gradient and the sum of those of its samples
 _CLOSE = 1e-3  # relative difference of two losses that are the same
 _MOST_LEFT = 3
 _MOST_CHARS = 200  # maximum length of an error in a sentence
@@ -125,6 +128,7 @@ class Comparison:
             RefusedError: the step cannot be compared.
         """
         self._attempt(self._check_names)
+        self._ranks_on_host = self._all(memory.host_name()).count(memory.host_name())
         self._state = state = self._attempt(self._save, "copying the variables failed")
         self._keep(state)
         main = self._main or main_module(self._namespace, f"{self._step.before}\n{self._step.loss}")
@@ -141,6 +145,14 @@ class Comparison:
         modules = all_modules()
         reshard(modules)
         state = ModelState(self._namespace, self._hidden, modules)
+        parameters = [one for module in modules for one in module.parameters(recurse=False)]
+        on_host, on_device = state.nbytes, memory.gradient_bytes(parameters)  # copies of variables are on the host
+        if self._device().type == "cpu":
+            on_host, on_device = on_host + on_device, 0
+        for needed, device in ((on_host, torch.device("cpu")), (on_device, self._device())):
+            free = memory.free_bytes(device, self._ranks_on_host)
+            if problem := memory.shortage(needed, free, "copies of the variables and gradients"):
+                raise StepError(problem)
         state.take()
         return state
 
@@ -573,15 +585,19 @@ class Comparison:
 
     def _compare_whole(self, runs: dict[str, Run], facts: dict[str, Any]) -> None:
         """Add the runs `quiet` and `whole`, or the fact `no_whole`: why there is no run of the whole batch."""
-        facts |= {"no_whole": "", "whole_loss": None}
+        facts |= {"no_whole": "", "whole_loss": None, "shortage": "", "loss_is": ""}
         parts = self._groups[0]
         if len(parts) < 2:
             facts["no_whole"] = "one part"
             return
         try:
             runs["quiet"] = self._quiet_run(runs["local"])
-            whole = self._whole_batch(parts)
-            run = self._attempt(lambda: self._run_whole(whole))
+            facts["shortage"] = self._shortage(runs["local"])
+            if facts["shortage"]:
+                run = self._whole_in_parts(facts)
+            else:
+                whole = self._whole_batch(parts)
+                run = self._attempt(lambda: self._run_whole(whole))
         except RefusedError as error:
             facts["no_whole"] = str(error)
             runs.pop("quiet", None)
@@ -612,12 +628,14 @@ class Comparison:
     def _whole_batch(self, parts: Sequence[int]) -> dict[str, Any]:
         rows = [self._all(batches.rows_of(self._values))[rank] for rank in parts]
         values = self._values | {name: self._namespace[name] for name in self._carried()}
-        everything = self._all(batches.on_cpu(values))
+        everything = self._gather(batches.on_cpu(values), parts[:2])
         places = range(len(parts))
 
         def join() -> dict[str, Any]:
             order = places if self._rank == parts[0] else places[::-1]
-            joined = {}
+            joined: dict[str, Any] = {}
+            if not everything:
+                return joined
             for name in values:
                 of_ranks, is_batch = [everything[parts[at]][name] for at in order], name in self._values
                 joined[name] = batches.join(of_ranks, name, [rows[at] for at in order], is_batch=is_batch)
@@ -625,6 +643,63 @@ class Comparison:
 
         self._state.restore()
         return dict(self._attempt(join))
+
+    def _gather(self, value: Any, ranks: Sequence[int]) -> list[Any]:
+        """Return the values of all ranks on some ranks, and an empty list on others."""
+        found: list[Any] = []
+        for rank in ranks:
+            gathered: list[Any] | None = [None] * self._world if rank == self._rank else None
+            dist.gather_object(value, gathered, rank)
+            found = gathered or found
+        return found
+
+    def _shortage(self, local: Run) -> str:
+        """Return a clause if the whole batch does not fit on one of the ranks that compute it."""
+        parts = self._groups[0]
+        rows = self._all(batches.rows_of(self._values))
+        share = rows[self._rank] / max(1, sum(rows[rank] for rank in parts))
+        problem = ""
+        if share and self._rank in parts[:2]:
+            free = memory.free_bytes(_device_of(self._values), self._ranks_on_host)
+            needed = memory.whole_bytes(local.saved_bytes * self._step.micro, batches.nbytes(self._values), share)
+            problem = memory.shortage(needed, free, "a step with the whole batch would")
+        return next((f"{one} on rank {rank}" for rank, one in enumerate(self._all(problem)) if one), "")
+
+    def _whole_in_parts(self, facts: dict[str, Any]) -> Run:
+        """Return the gradients of the whole batch from those of the ranks' parts.
+
+        Each rank splits its part, to see whether the loss is a mean or a sum over samples. Then so is the loss of the
+        whole batch.
+
+        Raises:
+            RefusedError: it is neither, or a rank has fewer than two samples.
+        """
+        parts, unit = self._groups[0], facts["unit"]
+        step = replace(self._step, micro=1)
+        rows = batches.rows_of(self._values)
+        if any(self._all(rows < _FEWEST_ROWS)):
+            raise RefusedError(f"{facts['shortage']}, and a rank has too few samples to compute it in parts")
+        part = self._attempt(lambda: self._local(self._values, step=step, common=True, alone=True))
+        # Pieces of different sizes, which tell a mean from a sum.
+        counts = [rows // _FEWEST_ROWS, rows - rows // _FEWEST_ROWS]
+        pieces = self._attempt(lambda: batches.split_by(self._values, counts))
+        of_pieces = [self._attempt(partial(self._local, piece, step=step, common=True, alone=True)) for piece in pieces]
+        weights = {"mean": [count / rows for count in counts], "sum": [1.0, 1.0]}
+        for kind, factors in weights.items():
+            if all(self._all(_are_sum(part, of_pieces, factors, _MOST_ROUNDING * unit))):
+                facts["loss_is"] = kind
+        if not facts["loss_is"]:
+            raise RefusedError(f"{facts['shortage']}, and the loss is no mean and no sum over samples")
+        total_rows = sum(self._all(rows)[rank] for rank in parts)
+        weight = (rows / total_rows if facts["loss_is"] == "mean" else 1.0) * (self._rank in parts)
+        run = Run(loss=sum(one * weight_of for one, weight_of in self._all((part.loss, weight))), gradients={})
+        for name in facts["sizes"]:
+            total = torch.zeros(facts["sizes"][name], dtype=torch.float64, device=self._device())
+            if name in part.gradients:
+                total += part.gradients[name].reshape(-1).to(self._device()).double() * weight
+            dist.all_reduce(total)
+            run.gradients[name] = total
+        return run
 
     def _carried(self) -> list[str]:
         """Return the variables that the step reads and that differ between ranks, such as a hidden state.
@@ -661,6 +736,19 @@ class Comparison:
             return self._local(self._values, common=True, alone=True).loss
         except Exception:
             return None
+
+
+def _are_sum(part: Run, pieces: Sequence[Run], factors: Sequence[float], tolerance: float) -> bool:
+    """Return whether the gradient of a part is the sum of those of its pieces, times factors."""
+    off = size = 0.0
+    for name, gradient in part.gradients.items():
+        total = torch.zeros_like(gradient, dtype=torch.float64)
+        for piece, factor in zip(pieces, factors, strict=True):
+            if name in piece.gradients:
+                total += piece.gradients[name].double() * factor
+        off += float((gradient.double() - total).square().sum())
+        size += float(gradient.double().square().sum())
+    return off <= tolerance**2 * size
 
 
 def _as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

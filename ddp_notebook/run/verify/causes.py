@@ -537,7 +537,7 @@ class _Explanation:
         fitted = {(self._quiet, rank): weight for rank, weight in zip(parts, weights, strict=True)}
         is_enough = sum(facts["sizes"].values()) >= _FEW * self._count
         if is_enough and all(weight > 0 for weight in weights) and self._fits(fitted):
-            shares = " and ".join(f"{weight:.3g}" for weight in weights)
+            shares = " and ".join(f"{weight:.4g}" for weight in weights)
             return [], [
                 f"in the gradient of the whole batch the parts of ranks {', '.join(map(str, parts))} count {shares}, "
                 f"and not 1/{self._count} each: the loss is a weighted mean whose weights differ between ranks"
@@ -568,6 +568,11 @@ class _Explanation:
             yield f"the whole batch was not compared: {facts['no_whole']}"
         elif facts["no_whole"]:
             yield "all ranks compute one part of the batch, so that the whole batch is this part"
+        elif facts["loss_is"]:
+            yield (
+                f"{facts['shortage']}. The whole batch was computed in parts, without dropout, in a world of one rank: "
+                f"the loss of each rank's part is the {facts['loss_is']} of the losses of its samples"
+            )
         else:
             yield "the comparison with the whole batch was made without dropout, in a world of one rank"
         if self._quiet == "quiet_rows":
