@@ -793,6 +793,7 @@ def test_autograd_shows_its_saved_tensors():
 def test_wrappers_of_a_verified_step():
     """`rank/verify` keeps DDP and FSDP2 from communicating, and reads which parameters they average."""
     from torch._C._distributed_c10d import Reducer
+    from torch.distributed.fsdp import _flat_param, fully_sharded_data_parallel
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state
     from torch.nn.parallel import DistributedDataParallel
 
@@ -804,6 +805,12 @@ def test_wrappers_of_a_verified_step():
     for name in (*names, "_module_parameters", "_static_graph_delay_allreduce_enqueued"):
         assert f"self.{name}" in source, name
     assert "_fsdp_param_groups" in inspect.getsource(_fsdp_state) and "_mp_policy" in inspect.getsource(_fsdp_state)
+    flat = inspect.getsource(_flat_param)
+    names = ["_params", "_param_infos", "_shared_param_infos", "_shapes", "_numels_with_padding", "_is_padding_mask"]
+    for name in (*names, "_sharded_size", "_local_shard", "uses_sharded_strategy"):
+        assert re.search(rf"\b{name}\b", flat), name
+    for name in ("_handle", "_sync_gradients", "_fsdp_wrapped_module"):
+        assert re.search(rf"\b{name}\b", inspect.getsource(fully_sharded_data_parallel)), name
     group = inspect.getsource(_fsdp_param_group.FSDPParamGroup)
     for name in ("mesh_info", "mp_policy", "reduce_grads", "gradient_divide_factor", "fsdp_params"):
         assert f"self.{name}" in group, name

@@ -223,6 +223,46 @@ def test_a_static_graph_is_compared_after_its_first_step(session):
     assert verified(session, trained + changed).findings[0].cause == "weights"
 
 
+FSDP1 = """
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+def flat(model, strategy, **options):
+    policy = ModuleWrapPolicy({nn.Linear}) if strategy == "NO_SHARD" else None
+    options |= {"sharding_strategy": ShardingStrategy[strategy], "auto_wrap_policy": policy}
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **options)
+"""
+
+
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", pytest.param("NO_SHARD", marks=pytest.mark.long)])
+@pytest.mark.parametrize("originals", [False, True])
+def test_models_of_fsdp1_are_compared_and_restored(session, strategy, originals):
+    made = f"{FSDP1}model = flat(net(norm=True), '{strategy}', use_orig_params={originals})\n"
+    session.run(f"{SETUP}{made}counter = [1]\n{CE}.backward()\n{STATE}", quiet=True)
+    before = session.run("digest()", quiet=True)
+    for micro in (1, 4):
+        result = session.verify(CE, ["x", "y"], micro=micro)
+        assert result.is_right and result.whole_loss is not None
+        assert {one.name for one in result.parameters} == {
+            f"{n}.{kind}" for n in (0, 1, 3) for kind in ("bias", "weight")
+        }
+    [one] = session.verify("F.cross_entropy(model(x), y, reduction='sum')", ["x", "y"]).findings
+    assert one.cause == "sum"
+    after = session.run("digest()", quiet=True)
+    assert [after[rank].result for rank in (0, 1)] == [before[rank].result for rank in (0, 1)]
+    session.run("left = model.no_sync(); left.__enter__()", quiet=True)
+    assert session.verify(CE, ["x", "y"]).findings[0].cause == "no_sync"
+    session.run("del model, left", quiet=True)
+
+
+def test_copies_of_fsdp1_that_differ_are_found(session):
+    code = f"{FSDP1}inner = net()\nif rank == 1: inner[3].bias.data.add_(1)\nmodel = flat(inner, 'NO_SHARD')"
+    [one] = verified(session, code).findings
+    assert (one.cause, one.parameters, one.ranks) == ("weights", ("3.bias",), (1,))
+    with pytest.raises(UsageError, match="with SHARD_GRAD_OP is not supported"):
+        verified(session, f"{FSDP1}model = flat(net(), 'SHARD_GRAD_OP')")
+    session.run("del model, inner", quiet=True)
+
+
 def test_the_step_is_computed_a_bounded_number_of_times(session, tmp_path):
     count = f"""
 def count(module, inputs):

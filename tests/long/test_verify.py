@@ -77,11 +77,14 @@ def test_faults_have_the_right_cause(session):
     assert len(cases) == 40 and noticed == 40 and wrong == {} and len(unnamed) <= 4
 
 
-@pytest.mark.parametrize("model", ["DDP(net(norm=True))", "sharded()"])
+@pytest.mark.parametrize("model", ["DDP(net(norm=True))", "sharded()", "FSDP1"])
 def test_a_stopped_comparison_restores_everything(session, model, tmp_path):
     """Stop 25 comparisons at a random moment after a random forward call. Each counted stop has struck."""
     chosen, calls = random.Random(11), tmp_path / "calls"
-    code = f"{SETUP}model = {model}\ncounter = [1]\n{LOSS}.backward()\nopt = torch.optim.SGD(model.parameters(), 0.1)\n"
+    if model == "FSDP1":
+        model = "FullyShardedDataParallel(net(), device_id=torch.device('cpu'))"
+    code = "from torch.distributed.fsdp import FullyShardedDataParallel\n" + SETUP
+    code += f"model = {model}\ncounter = [1]\n{LOSS}.backward()\nopt = torch.optim.SGD(model.parameters(), 0.1)\n"
     # Each forward call of rank 0 adds a byte to a file, and takes long enough for a stop in each of its runs.
     slow = f"""
 def note(*_):

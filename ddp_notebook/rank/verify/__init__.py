@@ -6,6 +6,7 @@ model_state  saves and restores models, random states and variables
 memory       estimates the memory of a comparison
 step         evaluates the loss and its gradients
 local_model  models without communication, for a step on one process
+fsdp1        complete parameters and gradients of FullyShardedDataParallel
 coverage     parameters by name, and the wrappers that average their gradients
 reads        names that a step reads before it assigns them
 batches      joins and compares the batches of the ranks

@@ -184,8 +184,8 @@ class Comparison:
         return values
 
     def _check_support(self) -> None:
-        if self._coverage.fsdp1:
-            raise StepError("models of FullyShardedDataParallel are not supported: use fully_shard (FSDP2)")
+        if obstacle := self._coverage.flat.obstacle():
+            raise StepError(obstacle)
         own = {id(one) for root in self._coverage.roots.values() for one in root.modules()}
         for one in self._coverage.ddp:
             if one.static_graph and id(one) in own and not one._static_graph_delay_allreduce_enqueued:
@@ -224,7 +224,7 @@ class Comparison:
         with torch.no_grad():
             for tensor, of_first in self._common if common else self._buffers:
                 tensor.copy_(of_first)
-        self._full.put()
+        self._full.put(common=common)
         for parameter in coverage.user_hooks().values():
             parameter._backward_hooks.clear()  # type: ignore[union-attr]
         if nudge:
@@ -364,6 +364,7 @@ class Comparison:
         """Return the tensors of the models that differ between ranks: by name and rank the relative difference to
         rank 0. Infinity: the shape differs."""
         tensors = {name: one for name, one in sorted(self._coverage.tensors().items()) if not isinstance(one, DTensor)}
+        tensors = dict(sorted((tensors | self._full.flat).items()))
         buffers = [one for model in self._coverage.ddp if model.broadcast_buffers for one in model.module.buffers()]
         marks = {name: (tuple(one.shape), str(one.dtype), _checksum(one)) for name, one in tensors.items()}
         all_marks = self._all(marks)
@@ -371,6 +372,12 @@ class Comparison:
         if len({tuple(one) for one in buffer_marks}) > 1 and len({len(one) for one in buffer_marks}) == 1:
             self._buffers = [(one, self._of_first(one)) for one in buffers]
         self._common = list(self._buffers)
+        if not self._buffers:  # FSDP keeps other statistics of BatchNorm on each rank
+            roots = self._coverage.roots.values()
+            statistics = list({id(one): one for root in roots for one in torch.nn.Module.buffers(root)}.values())
+            buffer_marks = self._all([(tuple(one.shape), _checksum(one)) for one in statistics])
+            if len({tuple(one) for one in buffer_marks}) > 1 and len({len(one) for one in buffer_marks}) == 1:
+                self._common = [(one, self._of_first(one)) for one in statistics]
         found: dict[str, dict[int, float]] = {}
         for name in all_marks[0]:
             of_ranks = [marks.get(name) for marks in all_marks]
@@ -384,7 +391,10 @@ class Comparison:
             off = float((tensors[name].detach() - first).double().norm() / first.double().norm().clamp_min(1e-30))
             by_rank = self._all(off)
             found[name] = {rank: by_rank[rank] for rank in others}
-            self._common.append((tensors[name], first))
+            if name in self._full.flat:
+                self._full.set_first(name, first)
+            else:
+                self._common.append((tensors[name], first))
         self._copies = self._other_copies()
         return found | self._copies
 
@@ -520,6 +530,7 @@ class Comparison:
             gradient = run.gradients.get(name)
             if isinstance(gradient, DTensor) and all(name in of_rank for of_rank in have):
                 run.gradients[name] = gradient.full_tensor()
+        run.gradients |= self._coverage.flat.complete_gradients()
         run.gradients = {name: one for name, one in run.gradients.items() if not isinstance(one, DTensor)}
 
     def _mixed_shards(self, run: Run) -> list[str]:
@@ -616,7 +627,7 @@ class Comparison:
     def _quiet_run(self, local: Run) -> Run:
         is_noisy = any(map(_is_noisy, self._state.modules)) and self._quiet < _QUIET_ALL
         is_uneven = batches.rows_of(self._values) % self._step.micro > 0
-        if not any(self._all(is_noisy or local.drew_random or bool(self._common) or is_uneven)):
+        if not any(self._all(is_noisy or local.drew_random or bool(self._common or self._weights) or is_uneven)):
             return local  # nothing to silence
         for level in (_QUIET_MODULES, _QUIET_ALL):
             self._quiet = max(level, self._quiet)

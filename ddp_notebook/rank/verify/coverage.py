@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_notebook.rank.verify.fsdp1 import FlatModels
 from ddp_notebook.stdlib import re
 
 _WRAPPERS = re.compile(r"(?:\b|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -41,9 +42,23 @@ class Coverage:
         self.fsdp1 = [one for one in modules if isinstance(one, FullyShardedDataParallel)]
         self.fsdp2 = [one for one in modules if isinstance(one, FSDPModule)]
         self.roots = dict(self._roots())
+        self._places: dict[int, tuple[str, str, torch.nn.Module]] = {}
+        wrappers: dict[int, FullyShardedDataParallel] = {}  # in the same order on each rank
+        for prefix, root in self.roots.items():
+            for path, module in torch.nn.Module.named_modules(root):
+                self._places.setdefault(id(module), (prefix, path, root))
+                if isinstance(module, FullyShardedDataParallel):
+                    wrappers[id(module)] = module
+        self.flat = FlatModels(wrappers.values(), self._name_of)
+        self._flat_ids = self.flat.managed()
         # Sharded parameters, which a step on one process replaces in their modules.
         self._owned = {id(one): one for root in self.roots.values() for one in torch.nn.Module.parameters(root)}
         self.is_sharded = False
+
+    def _name_of(self, module: torch.nn.Module, name: str) -> str:
+        """Return the name of a parameter of a module."""
+        prefix, path, root = self._places[id(module)]
+        return prefix + plain_name(f"{path}.{name}" if path else name, root)
 
     def focus(self, names: Iterable[str]) -> None:
         """Keep only the wrappers of these parameters. Other models of the process do not take part in the step.
@@ -51,7 +66,7 @@ class Coverage:
         Args:
             names: parameters with a gradient.
         """
-        tensors = self.tensors()
+        names, tensors = list(names), self.tensors()
         own = {id(tensors[name]) for name in names if name in tensors}
 
         def has_own(module: torch.nn.Module) -> bool:
@@ -59,7 +74,8 @@ class Coverage:
 
         self.ddp = [one for one in self.ddp if has_own(one)]
         self.fsdp2 = [one for one in self.fsdp2 if has_own(one)]
-        self.is_sharded = any(isinstance(tensors.get(name), DTensor) for name in names)
+        self.fsdp1 = [one for one in self.fsdp1 if id(one) in self._places] if set(names) - set(tensors) else []
+        self.is_sharded = bool(self.fsdp1) or any(isinstance(tensors.get(name), DTensor) for name in names)
 
     def modules_of(self, names: Iterable[str]) -> list[torch.nn.Module]:
         """Return the modules in variables with one of these parameters, with the modules around them."""
@@ -85,7 +101,7 @@ class Coverage:
         seen: set[int] = set()
         for prefix, module in self.roots.items():
             for name, parameter in torch.nn.Module.named_parameters(module):
-                if id(parameter) not in seen:
+                if id(parameter) not in seen and id(parameter) not in self._flat_ids:
                     seen.add(id(parameter))
                     found[prefix + plain_name(name, module)] = parameter
         for name, value in self._namespace.items():
@@ -111,15 +127,17 @@ class Coverage:
         """Return the ranks over which gradients are averaged, this rank among them. Call `focus` first."""
         for model in self.ddp:
             return list(dist.get_process_group_ranks(model.process_group))
+        if self.fsdp1:
+            return self.flat.ranks()
         for module in self.fsdp2:
             for group in module._get_fsdp_state()._fsdp_param_groups:
                 return sorted(group.mesh_info.mesh.mesh.flatten().tolist())
         return [dist.get_rank()] if self.is_sharded else list(range(dist.get_world_size()))
 
     def wrapper(self) -> str:
-        """Return the kind of parallelism: "ddp", "fsdp2", "tensor" or "none". Call `focus` first."""
-        if self.ddp:
-            return "ddp"
+        """Return the kind of parallelism: "ddp", "fsdp1", "fsdp2", "tensor" or "none". Call `focus` first."""
+        if self.ddp or self.fsdp1:
+            return "ddp" if self.ddp else "fsdp1"
         return "fsdp2" if self.fsdp2 else "tensor" if self.is_sharded else "none"
 
     def causes(self) -> dict[str, str]:
@@ -141,7 +159,8 @@ class Coverage:
         for module in self.fsdp2:
             for state_group in module._get_fsdp_state()._fsdp_param_groups:
                 covered |= {id(one.sharded_param) for one in state_group.fsdp_params}
-            unmanaged |= {id(one) for one in torch.nn.Module.parameters(module)}
+        for wrapper in (*self.fsdp1, *self.fsdp2):
+            unmanaged |= {id(one) for one in torch.nn.Module.parameters(wrapper)}
         sets = {"ignored": ignored, "late": inside, "unmanaged": unmanaged}
         return {
             name: next((why for why, ids in sets.items() if id(one) in ids), "outside")

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from ddp_notebook.rank.verify.coverage import Coverage
+from ddp_notebook.rank.verify.fsdp1 import set_parameter
 
 _OF_PARALLELISM = ("torch.distributed.tensor", "torch.distributed.fsdp")  # modules with hooks that communicate
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -28,6 +29,9 @@ class FullParameters:
     Args:
         modules: all modules of the process.
         coverage: the parameters of the step by name, in the same order on each rank.
+
+    Attributes:
+        flat: complete parameters of models of `FullyShardedDataParallel`, by name.
     """
 
     def __init__(self, modules: Iterable[torch.nn.Module], coverage: Coverage) -> None:
@@ -38,6 +42,10 @@ class FullParameters:
             if isinstance(one, DTensor):
                 full = one.full_tensor().detach().clone().to(types.get(id(one), one.dtype))
                 self._full[id(one)] = torch.nn.Parameter(full, requires_grad=one.requires_grad)
+        self.flat = coverage.flat.parameters()
+        self._models = coverage.flat
+        self._full |= {id(one): one for one in self.flat.values()}
+        self._first: dict[int, torch.Tensor] = {}  # other values of rank 0
         self._values = {key: one.data for key, one in self._full.items()}
 
     @property
@@ -49,17 +57,25 @@ class FullParameters:
         """Return whether this is a complete parameter in place of a sharded one."""
         return any(one is parameter for one in self._full.values())
 
-    def put(self) -> None:
+    def set_first(self, name: str, of_first: torch.Tensor) -> None:
+        """Set the values of rank 0 for `put` of a parameter in `flat`."""
+        self._first[id(self.flat[name])] = of_first
+
+    def put(self, *, common: bool = False) -> None:
         """Replace sharded parameters by complete ones, and remove the hooks that communicate.
+
+        Args:
+            common: use the values of rank 0.
 
         `ModelState.restore` undoes it.
         """
         for key, full in self._full.items():
-            full.data = self._values[key]
+            full.data = self._first.get(key, self._values[key]) if common else self._values[key]
+        self._models.put(self.flat)
         for module in self._modules:
             for name, one in list(module._parameters.items()):
                 if one is not None and (complete := self._full.get(id(one))) is not None:
-                    module._parameters[name] = complete
+                    set_parameter(module, name, complete)
             for table in _HOOKS:
                 hooks = getattr(module, table)
                 for key in [key for key, hook in hooks.items() if _module_of(hook).startswith(_OF_PARALLELISM)]:
@@ -123,6 +139,7 @@ class SyncFlags:
         self._ddp = [(model, model.require_backward_grad_sync) for model in coverage.ddp]
         groups = [group for module in coverage.fsdp2 for group in module._get_fsdp_state()._fsdp_param_groups]
         self._fsdp = [(group, group.reduce_grads) for group in groups]
+        self._fsdp1 = [(wrapper, bool(wrapper._sync_gradients)) for wrapper in coverage.fsdp1]
 
     def set(self, is_last: bool) -> None:
         """Average gradients only in the last micro-step, as `no_sync` does. A flag that was off stays off."""
@@ -130,8 +147,10 @@ class SyncFlags:
             model.require_backward_grad_sync = syncs and is_last
         for group, reduces in self._fsdp:
             group.reduce_grads = reduces and is_last
+        for wrapper, was_on in self._fsdp1:
+            vars(wrapper)["_sync_gradients"] = was_on and is_last
 
     @property
     def are_off(self) -> bool:
         """Return whether a wrapper averages nothing, because of `no_sync` or `set_requires_gradient_sync(False)`."""
-        return not all(on for _, on in (*self._ddp, *self._fsdp))
+        return not all(on for _, on in (*self._ddp, *self._fsdp, *self._fsdp1))

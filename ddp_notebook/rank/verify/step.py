@@ -90,6 +90,7 @@ def evaluate(
     parameters = coverage.parameters()
     for parameter in parameters.values():
         parameter.grad = None
+    coverage.flat.clear_gradients()
     pieces = batches.split(values, step.micro)
     rows = [batches.rows_of(piece) for piece in pieces]
     sums = _RowSums() if weighs and len(set(rows)) > 1 else None
@@ -111,6 +112,8 @@ def evaluate(
     if is_together and step.after:
         variables = {name: _copy(namespace[name]) for name in namespace if namespace[name] is not outside.get(name)}
         exec(_compiled(step.after, "exec"), namespace)  # type: ignore[arg-type]
+    if is_together:
+        coverage.flat.take_gradients()
     return Run(
         loss=total,
         gradients=_take_gradients(coverage.parameters()),  # with those of the graph
