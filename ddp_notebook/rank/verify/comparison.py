@@ -151,8 +151,8 @@ class Comparison:
             on_host, on_device = on_host + on_device, 0
         for needed, device in ((on_host, torch.device("cpu")), (on_device, self._device())):
             free = memory.free_bytes(device, self._ranks_on_host)
-            if problem := memory.shortage(needed, free, "copies of the variables and gradients"):
-                raise StepError(problem)
+            if sizes := memory.shortage(needed, free):
+                raise StepError(f"copies of the variables and gradients need about {sizes}")
         state.take()
         return state
 
@@ -673,8 +673,11 @@ class Comparison:
         if share and self._rank in parts[:2]:
             free = memory.free_bytes(_device_of(self._values), self._ranks_on_host)
             needed = memory.whole_bytes(local.saved_bytes * self._step.micro, batches.nbytes(self._values), share)
-            problem = memory.shortage(needed, free, "a step with the whole batch would")
-        return next((f"{one} on rank {rank}" for rank, one in enumerate(self._all(problem)) if one), "")
+            problem = memory.shortage(needed, free)
+        return next(
+            (f"the whole batch needs about {one} on rank {rank}" for rank, one in enumerate(self._all(problem)) if one),
+            "",
+        )
 
     def _whole_in_parts(self, facts: dict[str, Any]) -> Run:
         """Return the gradients of the whole batch from those of the ranks' parts.
@@ -700,7 +703,7 @@ class Comparison:
             if all(self._all(_are_sum(part, of_pieces, factors, _MOST_ROUNDING * unit))):
                 facts["loss_is"] = kind
         if not facts["loss_is"]:
-            raise RefusedError(f"{facts['shortage']}, and the loss is no mean and no sum over samples")
+            raise RefusedError(f"{facts['shortage']}, and the loss is neither a mean nor a sum over samples")
         total_rows = sum(self._all(rows)[rank] for rank in parts)
         weight = (rows / total_rows if facts["loss_is"] == "mean" else 1.0) * (self._rank in parts)
         run = Run(loss=sum(one * weight_of for one, weight_of in self._all((part.loss, weight))), gradients={})

@@ -52,7 +52,7 @@ def gradient_bytes(parameters: Iterable[torch.Tensor]) -> int:
     """
     total = 0
     for one in {id(one): one for one in parameters}.values():
-        nbytes = one.numel() * one.element_size()  # of a DTensor, the number of all elements
+        nbytes = one.numel() * one.element_size()  # a DTensor counts all elements
         total += nbytes * ((_RUNS if one.requires_grad else 0) + isinstance(one, DTensor))
     return total
 
@@ -72,11 +72,11 @@ def whole_bytes(saved_bytes: int, batch_bytes: int, share: float) -> int:
     return int((_MARGIN * saved_bytes + _BATCHES * batch_bytes) / share)
 
 
-def shortage(needed: int, free: int, what: str) -> str:
-    """Return a clause about missing memory; "" if it suffices.
+def shortage(needed: int, free: int) -> str:
+    """Return both sizes in words if the needed memory is more than the free memory, else "".
 
     Example:
-        >>> shortage(2_000_000, 1_000_000, "the copies")
-        'the copies need about 2.0 MB, and 1.0 MB are free'
+        >>> shortage(2_000_000, 1_000_000)
+        '2.0 MB, and 1.0 MB are free'
     """
-    return f"{what} need about {size(needed)}, and {size(free)} are free" if needed > free else ""
+    return f"{size(needed)}, and {size(free)} are free" if needed > free else ""
