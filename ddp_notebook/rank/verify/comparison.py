@@ -365,19 +365,15 @@ class Comparison:
         rank 0. Infinity: the shape differs."""
         tensors = {name: one for name, one in sorted(self._coverage.tensors().items()) if not isinstance(one, DTensor)}
         tensors = dict(sorted((tensors | self._full.flat).items()))
-        buffers = [one for model in self._coverage.ddp if model.broadcast_buffers for one in model.module.buffers()]
         marks = {name: (tuple(one.shape), str(one.dtype), _checksum(one)) for name, one in tensors.items()}
         all_marks = self._all(marks)
-        buffer_marks = self._all([(tuple(one.shape), _checksum(one)) for one in buffers])
-        if len({tuple(one) for one in buffer_marks}) > 1 and len({len(one) for one in buffer_marks}) == 1:
-            self._buffers = [(one, self._of_first(one)) for one in buffers]
-        self._common = list(self._buffers)
-        if not self._buffers:  # FSDP keeps other statistics of BatchNorm on each rank
-            roots = self._coverage.roots.values()
-            statistics = list({id(one): one for root in roots for one in torch.nn.Module.buffers(root)}.values())
-            buffer_marks = self._all([(tuple(one.shape), _checksum(one)) for one in statistics])
-            if len({tuple(one) for one in buffer_marks}) > 1 and len({len(one) for one in buffer_marks}) == 1:
-                self._common = [(one, self._of_first(one)) for one in statistics]
+        self._buffers = self._with_first(
+            [one for model in self._coverage.ddp if model.broadcast_buffers for one in model.module.buffers()]
+        )
+        # FSDP keeps other statistics of BatchNorm on each rank.
+        self._common = list(self._buffers) or self._with_first(
+            [one for root in self._coverage.roots.values() for one in torch.nn.Module.buffers(root)]
+        )
         found: dict[str, dict[int, float]] = {}
         for name in all_marks[0]:
             of_ranks = [marks.get(name) for marks in all_marks]
@@ -397,6 +393,15 @@ class Comparison:
                 self._common.append((tensors[name], first))
         self._copies = self._other_copies()
         return found | self._copies
+
+    def _with_first(self, buffers: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return buffers with their values on rank 0, or nothing if they are equal on all ranks."""
+        buffers = list({id(one): one for one in buffers}.values())
+        shapes = self._all([(tuple(one.shape), str(one.dtype)) for one in buffers])
+        marks = self._all([_checksum(one) for one in buffers])
+        if any(one != shapes[0] for one in shapes) or all(one == marks[0] for one in marks):
+            return []
+        return [(one, self._of_first(one)) for one in buffers]
 
     def _other_copies(self) -> dict[str, dict[int, float]]:
         """Return the sharded parameters whose copies differ, such as the replicas of HSDP, like `_other_weights`."""
