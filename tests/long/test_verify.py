@@ -14,7 +14,7 @@ from ddp_notebook.errors import UsageError
 from tests.conftest import wait_until
 from tests.verify_programs import FAULTS, LOSS, RIGHT, SETUP, STATE
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 _BATCH = ["x", "y"]
 
 
