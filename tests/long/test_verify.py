@@ -152,7 +152,7 @@ def limit(nbytes):
 
 
 def test_a_batch_that_does_not_fit_is_computed_in_parts(session):
-    parts = f"{SETUP}{WAVES}limit(400_000_000)"
+    parts = f"{SETUP}{WAVES}limit(500_000_000)"
     try:
         for loss, cause in (
             (LOSS, None),
@@ -164,11 +164,7 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts(session):
             session.run("limit(0)", quiet=True)
             assert [one.cause for one in result.findings] == ([cause] if cause else [])
             assert "was computed in parts" in repr(result) and " free on rank 0" in repr(result)
-        session.run(
-            f"{parts.replace('limit(4', 'x, y = x[: 20_000 - 9_000 * rank], y[: len(x)]; limit(3')}", quiet=True
-        )
-        assert [one.cause for one in session.verify(LOSS, _BATCH).findings] == ["unequal"]
-        session.run(f"limit(0)\n{parts}", quiet=True)
+        session.run(parts, quiet=True)
         result = session.verify(f"{LOSS} ** 2", _BATCH)
         assert result.is_right and result.whole_loss is None and "neither a mean nor a sum" in repr(result)
         session.run(f"limit(0)\n{SETUP}{WAVES}data = torch.zeros(100_000_000)\nlimit(300_000_000)", quiet=True)
