@@ -58,8 +58,8 @@ def test_a_slow_phase_of_one_rank_is_the_cause():
 def test_a_faster_run_has_the_cause_in_the_slower_one():
     changed = compared({"slow": 1, "phase": "forward", "extra_ms": 20}, {})
     assert changed.time.sentence == (
-        "20.0 ms faster per step (54.5 ms -> 34.5 ms per step, -37 %), because the forward of rank 1 takes 10.0 ms "
-        "instead of 30.0 ms"
+        "B is 20.0 ms faster than A per step (A: 54.5 ms, B: 34.5 ms, -37 %), because the forward of rank 1 takes "
+        "10.0 ms instead of 30.0 ms"
     )
 
 
@@ -92,7 +92,7 @@ def test_equal_runs_have_no_finding():
         both = ({"noise_ms": 3, "seed": number, "world_size": 2} for number in (seed, 100 + seed))
         changed = compared(*both)
         assert not changed.is_found, changed
-        assert changed.time.sentence.startswith("no change of the step time: ")
+        assert changed.time.sentence.startswith("no change of the step time (A: ")
 
 
 def test_a_change_below_the_noise_is_no_finding():
@@ -105,7 +105,7 @@ def test_a_change_below_the_noise_is_no_finding():
 def test_few_steps_are_no_evidence():
     changed = compared({"steps": 5}, {"steps": 20, "forward_ms": 50.0})
     assert not changed.is_found and not changed.exceeds(0.1)
-    assert changed.time.sentence.endswith("too few steps to tell a change from noise")
+    assert changed.time.sentence.startswith("too few steps to tell a change of the step time from noise (A: ")
     assert (
         "A has 3 steps after the first 2: times are compared from 8 on in the mean, so record at least 20 steps."
         in (str(changed).splitlines())
@@ -210,8 +210,8 @@ def test_the_first_differing_tensor_is_named_by_rank():
     first = numbers.first
     assert first is not None and (first.kind, first.step, first.ranks, first.clean_step) == ("input", 7, (1,), 6)
     assert str(first) == (
-        "the input of all_reduce (cell line 7) differs from step 7 on, on rank 1 of 2: 8 and 8.0010004 (element 1) on "
-        "rank 1, 0.01 % apart; in step 19 0.06 %"
+        "the input of all_reduce (cell line 7) differs from step 7 on, on rank 1 of 2: 8 in A and 8.0010004 in B (element 1) "
+        "on rank 1, 0.01 % apart; in step 19 0.06 %"
     )
 
 
@@ -269,7 +269,7 @@ def test_the_shell_command_fails_above_a_threshold(files: Path, tmp_path: Path, 
     assert main(["diff", a, b, "--fail-above", "10%", "--json", data, "--html", page]) == 1
     shown = capsys.readouterr()
     assert (
-        "Time: 10.0 ms slower per step (34.5 ms -> 44.5 ms per step, +29 %), because the forward of rank 1" in shown.out
+        "Time: B is 10.0 ms slower than A per step (A: 34.5 ms, B: 44.5 ms, +29 %), because the forward of rank 1" in shown.out
     )
     assert shown.err == "\nB is 29 % slower than A, more than 10 %\n"
     assert json.loads(Path(data).read_text())["time"]["is_found"]
@@ -299,17 +299,23 @@ def test_bad_input_of_the_shell_command(files: Path, tmp_path: Path, capsys: pyt
 
 
 def test_runs_are_named_by_their_cell(files: Path):
-    recording = simulate_ranks(world_size=2, steps=40)
+    recording = simulate_ranks(world_size=2, steps=40, straggler=1)
     recording.prompts.update({1: "In [6]", 2: "In [8]"})
 
     def now() -> Recording:
         return recording
 
     assert compare_named([], now).labels == compare_named(["6", "8"], now).labels == ("In [6]", "In [8]")
-    assert compare_named(["8"], now).labels == ("In [8]", "In [6]")
+    # A is always the run that is named first, and the text names the base and an earlier B.
+    assert str(compare_named(["6"], now)).startswith("Changes from A, the base (In [6]), to B (In [8]).\nA: In [6], 20 ")
+    last = compare_named(["8"], now)
+    assert last.labels == ("In [8]", "In [6]")
+    assert str(last).startswith("Changes from A, the base (In [8]), to B (In [6], an earlier run).\nA: In [8], 20 steps")
+    assert last.time.sentence.startswith("B is ") and " faster than A per step (A: " in last.time.sentence
+    assert not compare_named([], now).is_backward and last.to_json()["direction"] == last.direction
     path = str(recording.save(files / "two.npz"))
     assert compare_named([f"{path}:6", "8"], now).labels == ("two.npz, In [6]", "In [8]")
-    assert compare_named([str(files / "a.npz")], now).labels == ("a.npz", "In [8]")
+    assert compare_named([str(files / "a.npz")], now).direction == "Changes from A, the base (a.npz), to B (In [8])"
     with pytest.raises(UsageError, match=r"In \[7\] of the recording has no optimizer step; cells with steps: 1 \(In"):
         named("7", now)
     with pytest.raises(UsageError, match="a comparison needs two training runs, but the recording has 1 cell with"):
@@ -339,10 +345,12 @@ def test_texts_of_the_user_are_escaped(tmp_path: Path):
 @pytest.mark.alone
 @pytest.mark.long
 def test_two_recordings_of_64_ranks_and_1000_steps_take_2_s():
-    first, second = (simulate_ranks(world_size=64, steps=1000, seed=seed) for seed in (0, 1))
+    # A simulation has two cells, so the compared cell of each has 1,000 steps.
+    first, second = (simulate_ranks(world_size=64, steps=2000, seed=seed) for seed in (0, 1))
     taken = []
     for _ in range(3):
         before = time.process_time()
-        compare(first, second)
+        found = compare(first, second)
         taken.append(time.process_time() - before)
-    assert min(taken) < 2.0
+    assert found.runs[0].steps == found.runs[1].steps == 1000
+    assert min(taken) < 2.0, taken

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ddp_notebook.observe.compare.names import group_title
 from ddp_notebook.observe.compare.sides import Side, block_of, variation
+from ddp_notebook.observe.tables.distinct import distinct
 from ddp_notebook.observe.tables.matching import match_collectives
 from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.records.meaning import meaning
@@ -23,6 +24,7 @@ _TRANSFER_STEPS = 100  # transfers of at least this number of steps are enough f
 _FEWEST = 8  # transfers of one size, for a comparison
 _COLUMNS = ("op", "origin", "group", "site")
 Key = tuple[str, str, str, str]  # operation, origin, group, line
+Transfers = dict[tuple[str, str, int], tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,8 @@ def calls(a: Side, b: Side) -> tuple[CallChange, ...]:
     found: list[CallChange] = []
     if a.is_thin or b.is_thin:
         return ()
-    first, second = _lines(a), _lines(b)
+    in_a, in_b = _in_steps(a), _in_steps(b)
+    first, second = _lines(a, *in_a), _lines(b, *in_b)
     least = 1 / len(np.unique(a.kept.number)) + 1 / len(
         np.unique(b.kept.number)
     )  # a single additional call in a run does not count
@@ -102,7 +105,7 @@ def calls(a: Side, b: Side) -> tuple[CallChange, ...]:
                     other_site=moved,
                 )
             )
-    return (*found, *_transfers(a, b))
+    return (*found, *_transfers(_transfers_of(a, *in_a), _transfers_of(b, *in_b)))
 
 
 def _differs(before: float, after: float, noise: float) -> bool:
@@ -130,17 +133,13 @@ def _in_steps(side: Side) -> tuple[Rows, npt.NDArray[np.int64]]:
     return select(rows, inside), at[inside]
 
 
-def _lines(side: Side) -> dict[Key, _Line]:
-    rows, step = _in_steps(side)
+def _lines(side: Side, rows: Rows, step: npt.NDArray[np.int64]) -> dict[Key, _Line]:
     if not len(rows):
         return {}
     numbers = np.unique(side.kept.number)
     block, count = block_of(numbers)
-    packed = np.zeros(len(rows), np.int64)
-    for column in _COLUMNS:
-        packed = packed * (int(rows[column].max()) + 1) + rows[column]
-    _, first, of = np.unique(packed, return_index=True, return_inverse=True)
-    ranks = np.array([len(np.unique(rows["rank"][of == number])) for number in range(len(first))])
+    first, of = distinct(*(rows[column] for column in _COLUMNS))
+    ranks = np.bincount(of[distinct(of, rows["rank"])[0]])
     steps = np.bincount(block, minlength=count)
     at = of * count + block[step]
     sizes = np.maximum(rows["nbytes_in"], rows["nbytes_out"])
@@ -165,9 +164,8 @@ def _lines(side: Side) -> dict[Key, _Line]:
     return found
 
 
-def _transfers(a: Side, b: Side) -> list[CallChange]:
+def _transfers(first: Transfers, second: Transfers) -> list[CallChange]:
     """Return the collectives that transfer the same number of bytes in another time, from the last arrival on."""
-    first, second = _transfers_of(a), _transfers_of(b)
     found = []
     for key in first.keys() & second.keys():
         (before, before_varies), (after, after_varies) = first[key], second[key]
@@ -180,9 +178,8 @@ def _transfers(a: Side, b: Side) -> list[CallChange]:
     return sorted(found, key=lambda one: -abs(one.after - one.before))
 
 
-def _transfers_of(side: Side) -> dict[tuple[str, str, int], tuple[float, float]]:
+def _transfers_of(side: Side, rows: Rows, step: npt.NDArray[np.int64]) -> Transfers:
     """Return the median transfer time and its variation, by operation, group and size."""
-    rows, step = _in_steps(side)
     count = len(np.unique(side.kept.number))
     rows = select(rows, step % max(1, count // _TRANSFER_STEPS) == 0)
     matched = match_collectives(side.rows, rows)

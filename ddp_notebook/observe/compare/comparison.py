@@ -42,6 +42,7 @@ class Comparison:
     memory: tuple[MemoryChange, ...]
     numbers: Numbers
     notes: tuple[str, ...]  # sentences about the evidence
+    is_backward: bool = False  # both runs are in one recording, and B ran before A
 
     @property
     def is_found(self) -> bool:
@@ -54,12 +55,20 @@ class Comparison:
         """Return whether B is slower than A by more than a share (0.1 is 10 %), and by more than the noise."""
         return self.time.is_found and self.time.share > share
 
+    @property
+    def direction(self) -> str:
+        """Return which run is the base, as one sentence without its full stop."""
+        first, second = self.labels
+        which = ", an earlier run" if self.is_backward else ""
+        return f"Changes from A, the base ({first}), to B ({second}{which})"
+
     def __repr__(self) -> str:
         return f"<Comparison of {self.labels[0]} and {self.labels[1]}: {self.time.sentence}>"
 
     def __str__(self) -> str:
         first, second = self.labels
         lines = [
+            f"{printable(self.direction)}.",
             f"A: {printable(first)}, {self.runs[0].counted} on {_ranks(self.runs[0])}, {self.runs[0].per_step}",
             f"B: {printable(second)}, {self.runs[1].counted} on {_ranks(self.runs[1])}, {self.runs[1].per_step}",
             "",
@@ -111,6 +120,7 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as JSON values: times in nanoseconds, null for a noise that could not be measured."""
         return {
+            "direction": self.direction,
             "a": {"label": self.labels[0], **self.runs[0].to_json()},
             "b": {"label": self.labels[1], **self.runs[1].to_json()},
             "time": {
@@ -194,8 +204,8 @@ def compare(
         >>> from ddp_notebook.widgets import simulate
         >>> recording = simulate(world_size=4)
         >>> print(compare(recording, recording, (1, 2)).time.sentence)
-        7... ms slower per step (39... ms -> 46... ms per step, +19 %), because the forward of rank 2 takes 18... ms \
-instead of 10... ms
+        B is 7... ms slower than A per step (A: 39... ms, B: 46... ms, +19 %), because the forward of rank 2 takes \
+18... ms instead of 10... ms
     """
     first, second = (side(one, cell, name) for one, cell, name in zip((a, b), cells, sources, strict=True))
     return Comparison(
@@ -207,6 +217,7 @@ instead of 10... ms
         memory=memory(first, second),
         numbers=numbers(first, second),
         notes=(*_thin(first, "A"), *_thin(second, "B"), *_lost(a, b)),
+        is_backward=a is b and second.run.cell < first.run.cell,
     )
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ddp_notebook.observe.compare.names import group_title, renumbered
 from ddp_notebook.observe.compare.sides import Side
 from ddp_notebook.observe.steps.steps import Layouts
+from ddp_notebook.observe.tables.distinct import distinct
 from ddp_notebook.observe.tables.meanings import preview_of
 from ddp_notebook.observe.tables.store import keys_of
 from ddp_notebook.observe.views import Preview
@@ -75,8 +76,8 @@ class NumberChange:
             when = f"first between steps {self.clean_step} and {self.step},"
         value = "" if self.what == "value" else f" ({self.what})"
         text = (
-            f"{self.subject} differs {when} on {_whose(self.ranks, self.compared)}: {_number(self.before)} and "
-            f"{_number(self.after)}{value} on rank {self.ranks[0]}, {percent(self.share)} apart"
+            f"{self.subject} differs {when} on {_whose(self.ranks, self.compared)}: {_number(self.before)} in A and "
+            f"{_number(self.after)} in B{value} on rank {self.ranks[0]}, {percent(self.share)} apart"
         )
         if self.only_result:
             text += "; its inputs are equal on all compared ranks, so only the reduction differs"
@@ -204,8 +205,8 @@ def _compare_metrics(a: Side, b: Side) -> tuple[list[NumberChange], dict[str, in
 
 
 def _code_of(side: Side, rows: Rows, codes: Codes) -> Ints:
-    unique, back = np.unique(rows["name"], return_inverse=True)
-    found = [codes.setdefault((side.rows.text(int(name)),), len(codes)) for name in unique]
+    first, back = distinct(rows["name"])
+    found = [codes.setdefault((side.rows.text(int(name)),), len(codes)) for name in rows["name"][first]]
     return np.array(found, np.int64)[back] if len(found) else np.zeros(0, np.int64)
 
 
@@ -224,8 +225,11 @@ def _keyed_metrics(side: Side, codes: Codes) -> tuple[Ints, Rows]:
 
 def _counted(key: Ints, order: npt.NDArray[np.integer]) -> Ints:
     """Add to each key its count among equal keys, in this order. The keys have 10 free bits for it."""
-    by_key = np.lexsort((order, key))
+    by_key = np.argsort(key, kind="stable")
     ordered = key[by_key]
+    if (ordered[1:] != ordered[:-1]).all():
+        return key
+    by_key = np.lexsort((order, key))
     is_new = np.ones(len(key), bool)
     is_new[1:] = ordered[1:] != ordered[:-1]
     begins = np.maximum.accumulate(np.where(is_new, np.arange(len(key)), 0))
@@ -385,23 +389,17 @@ def _are_bucket_orders(side: Side, calls: Rows) -> npt.NDArray[np.bool_]:
 
     Source: torch/csrc/distributed/c10d/reducer.cpp, `sync_bucket_indices` (it sends int32).
     """
-    ops = [number for number in np.unique(calls["op"]).tolist() if side.rows.text(number) == "broadcast"]
-    dtypes = [number for number in np.unique(calls["dtype"]).tolist() if side.rows.text(number) == "int32"]
-    found: npt.NDArray[np.bool_] = (
-        (calls["origin"] == ORIGINS.index("ddp")) & np.isin(calls["op"], ops) & np.isin(calls["dtype"], dtypes)
-    )
+    first, of = distinct(calls["op"], calls["dtype"])
+    texts = [(side.rows.text(int(calls["op"][at])), side.rows.text(int(calls["dtype"][at]))) for at in first.tolist()]
+    is_order = np.array([both == ("broadcast", "int32") for both in texts], bool)
+    found: npt.NDArray[np.bool_] = (calls["origin"] == ORIGINS.index("ddp")) & is_order[of]
     return found
 
 
 def _keyed_calls(side: Side, calls: Rows, codes: Codes) -> tuple[Ints, Ints]:
     """Return the code and the key of each call. The code is that of operation, group, library, module and bucket."""
-    columns = ("op", "group", "origin", "module", "bucket")
-    packed = np.zeros(len(calls), np.int64)
-    for column in columns:
-        low = int(calls[column].min(initial=0))
-        packed = packed * (int(calls[column].max(initial=0)) - low + 1) + (calls[column].astype(np.int64) - low)
-    _, first, back = np.unique(packed, return_index=True, return_inverse=True)
-    modules = renumbered(side.rows.text(number) for number in np.unique(calls["module"]).tolist())
+    first, back = distinct(*(calls[name] for name in ("op", "group", "origin", "module", "bucket")))
+    modules = renumbered(side.rows.text(number) for number in set(calls["module"][first].tolist()))
     found = []
     for number in first.tolist():
         row = calls[number]

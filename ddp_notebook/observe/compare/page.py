@@ -50,8 +50,9 @@ def render(comparison: Comparison) -> str:
         "<!doctype html><html lang='en'><meta charset='utf-8'>",
         f"<title>{_text(f'{first} and {second}')}</title><style>{_STYLE}</style>",
         f"<h1>{_text(first)} and {_text(second)}</h1>",
-        f"<p class='summary'>{_text(times.sentence)}.</p>",
-        f"<p class='summary'>{_text(comparison.numbers.sentence)}.</p>",
+        f"<p class='summary'>{_text(comparison.direction)}.</p>",
+        f"<p class='summary'>Time: {_text(times.sentence)}.</p>",
+        f"<p class='summary'>Numbers: {_text(comparison.numbers.sentence)}.</p>",
         *(f"<p class='note'>{_text(note)}.</p>" for note in (*comparison.notes, *times.notes)),
         _runs(comparison),
     ]

@@ -8,6 +8,7 @@ import numpy as np
 
 from ddp_notebook.observe.compare.names import renumbered
 from ddp_notebook.observe.compare.sides import Side
+from ddp_notebook.observe.tables.distinct import distinct
 from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.records.names import readable
 from ddp_notebook.records.schema import Rows
@@ -64,11 +65,11 @@ def _bytes(nbytes: int) -> str:
 
 def _buckets(side: Side) -> str:
     rows = side.rows.rows("call")
-    rows = select(rows, (rows["bucket"] >= 0) & np.isin(rows["step"], side.kept.number))
-    if not len(rows):
+    chosen = np.flatnonzero((rows["bucket"] >= 0) & np.isin(rows["step"], side.kept.number))
+    if not len(chosen):
         return ""
-    keys = rows["rank"].astype(np.int64) << 32 | rows["step"]
-    return str(int(np.median(np.unique(keys, return_counts=True)[1])))
+    _, of = distinct(rows["rank"][chosen], rows["step"][chosen])
+    return str(int(np.median(np.bincount(of))))
 
 
 def _loaders(side: Side) -> dict[str, dict[str, str]]:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe.steps.run import TrainingRun, run_of
+from ddp_notebook.observe.steps.run import TrainingRun, run_of_steps
 from ddp_notebook.observe.steps.steps import StepTable, measure
 from ddp_notebook.observe.tables.matching import label_of, numbers_of
 from ddp_notebook.observe.tables.parts import CellPart
@@ -62,7 +62,11 @@ def side(recording: RecordedTables, cell: int | None = None, source: str = "") -
     if cell is None:
         cell = cells[-1]
     own = CellPart(recording, cell)
-    run = run_of(own, cell) if cell in cells else None
+    every = measure(own, cell)
+    of_rank = {rank: every[every.rank == rank] for rank in every.ranks}
+    run = run_of_steps(
+        own, cell, {rank: (one.number, one.duration_ns) for rank, one in of_rank.items()}, own.rows("call")
+    )
     if run is None:
         raise UsageError(
             f"cell {cell} of {where} has no optimizer step; cells with steps: {', '.join(numbers_of(recording, cells))}"
@@ -70,7 +74,6 @@ def side(recording: RecordedTables, cell: int | None = None, source: str = "") -
     label = label_of(recording, cell)
     if source:
         label = source if len(cells) == 1 else f"{source}, {label}"
-    every = measure(own, cell)
     return Side(label=label, recording=recording, rows=own, run=run, every=every, kept=every.settled.typical)
 
 

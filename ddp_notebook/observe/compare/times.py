@@ -98,13 +98,13 @@ class TimeChange:
     @property
     def sentence(self) -> str:
         """Return the change as one sentence, without its full stop."""
-        times = f"{ms(self.before_ns)} -> {ms(self.after_ns)} per step"
+        times = f"A: {ms(self.before_ns)}, B: {ms(self.after_ns)}"
         if not self.is_found:
             if not np.isfinite(self.noise_ns):
-                return f"{times}: too few steps to tell a change from noise"
-            return f"no change of the step time: {times}, and changes up to {ms(self.noise_ns)} are noise here"
+                return f"too few steps to tell a change of the step time from noise ({times})"
+            return f"no change of the step time ({times}): changes up to {ms(self.noise_ns)} are noise here"
         word = "slower" if self.change_ns > 0 else "faster"
-        text = f"{ms(abs(self.change_ns))} {word} per step ({times}, {self.share:+.0%})".replace("%)", " %)")
+        text = f"B is {ms(abs(self.change_ns))} {word} than A per step ({times}, {self.share:+.0%})".replace("%)", " %)")
         if not self.cause:
             return f"{text}; no single part of a step explains it"
         if self.explained_ns >= 0.95 * abs(self.change_ns):

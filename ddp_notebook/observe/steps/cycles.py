@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ddp_notebook.observe.tables.matching import Numbers, Times
 from ddp_notebook.observe.tables.ring_buffer import select
@@ -60,7 +61,7 @@ def cycles(spans: Rows) -> Cycles | None:
         turn = len(optimizers) / len(ending)
         first = round((skipped + int(ending[0]) + 1) / turn)
         return Cycles(begins_ns=_begins(spans, ends, threads)[1:], ends_ns=ends[1:], first=first, threads=threads)
-    begin = spans["start_ns"][np.isin(spans["thread"], threads)].min()
+    begin = spans["start_ns"][of_threads(spans, threads)].min()
     begins = _begins(spans, ends, threads)
     begins[0] = max(begin, begins[0])
     return Cycles(begins_ns=begins, ends_ns=ends, first=first, threads=threads)
@@ -201,12 +202,17 @@ class Pauses:
         return min(since_ns for name, since_ns in self._loads if name == own and since_ns >= others[-1])
 
 
+def of_threads(rows: Rows, threads: Numbers) -> npt.NDArray[np.bool_]:
+    """Return a mask (n,) of the rows of these threads. One thread is the usual case, and fast."""
+    return rows["thread"] == threads[0] if len(threads) == 1 else np.isin(rows["thread"], threads)
+
+
 def _begins(spans: Rows, ends: Times, threads: Numbers) -> Times:
     """Return the begins (n,) of the steps with these ends. The first begin is at least -1."""
     begins = np.concatenate(([-1], ends[:-1]))
     if not _may_pause(spans):
         return begins
-    own = select(spans, np.isin(spans["thread"], threads))
+    own = select(spans, of_threads(spans, threads))
     own = select(own, np.argsort(own["start_ns"], kind="stable"))
     pauses, at, until = Pauses(), 0, ends.tolist()
     columns = (own[name].tolist() for name in ("kind", "name", "start_ns", "end_ns", "is_training"))

@@ -7,6 +7,7 @@ these numbers, so that they agree.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.observe.steps.cycles import cycles
+from ddp_notebook.observe.tables.distinct import distinct
 from ddp_notebook.observe.tables.matching import RowSource, label_of
 from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.observe.views import WARM_UP
@@ -78,14 +80,9 @@ def runs(recording: RowSource) -> list[TrainingRun]:
         cell 1: 22 steps on 4 ranks, 34.5 ms/step (mean of steps 2 to 21 without the shortest and the longest, of 4 \
 ranks), 4.2 MB of gradients in a step
     """
-    spans = recording.rows("span")
+    spans, calls = recording.rows("span"), recording.rows("call")
     cells = np.unique(spans["cell"][(spans["kind"] == _OPTIMIZER) & (spans["end_ns"] >= 0)])
-    calls = recording.rows("call")
-    calls = select(calls, calls["bucket"] >= 0)
-    found = (
-        _run(recording, cell, select(spans, spans["cell"] == cell), select(calls, calls["cell"] == cell))
-        for cell in cells
-    )
+    found = (_run(recording, int(cell), spans, calls) for cell in cells)
     return [one for one in found if one is not None]
 
 
@@ -102,9 +99,7 @@ def run_of(recording: RowSource, cell: int | None = None) -> TrainingRun | None:
         if not len(cells):
             return None
         cell = int(cells.max())
-    calls = recording.rows("call")
-    of_buckets = (calls["cell"] == cell) & (calls["bucket"] >= 0)
-    return _run(recording, cell, select(spans, spans["cell"] == cell), select(calls, of_buckets))
+    return _run(recording, cell, spans, recording.rows("call"))
 
 
 def counted(numbers: Numbers, durations_ns: Numbers) -> tuple[Numbers, int]:
@@ -129,18 +124,34 @@ def counted(numbers: Numbers, durations_ns: Numbers) -> tuple[Numbers, int]:
     """
     if (later := numbers >= WARM_UP).any():
         numbers, durations_ns = numbers[later], durations_ns[later]
-    unique, of, counts = np.unique(numbers, return_inverse=True, return_counts=True)
-    means = np.bincount(of, durations_ns, len(unique)) / counts
+    first, of = distinct(numbers)
+    unique = numbers[first]
+    means = np.bincount(of, durations_ns) / np.bincount(of)
     odd = math.ceil(len(unique) / _TRIMMED) if len(unique) > 2 else 0
     order = np.argsort(means, kind="stable")
     return np.sort(unique[order[odd : len(unique) - odd]]), odd
 
 
-def _run(recording: RowSource, cell: int, spans: Rows, buckets: Rows) -> TrainingRun | None:
+def _run(recording: RowSource, cell: int, spans: Rows, calls: Rows) -> TrainingRun | None:
     of_rank = {}
+    spans = select(spans, spans["cell"] == cell)
     for rank in np.unique(spans["rank"][spans["kind"] == _OPTIMIZER]).tolist():
         if (found := cycles(select(spans, spans["rank"] == rank))) is not None:
             of_rank[rank] = found.first + np.arange(len(found.ends_ns)), found.ends_ns - found.begins_ns
+    return run_of_steps(recording, cell, of_rank, calls)
+
+
+def run_of_steps(
+    recording: RowSource, cell: int, of_rank: Mapping[int, tuple[Numbers, Numbers]], calls: Rows
+) -> TrainingRun | None:
+    """Return the training run with these steps; None if there is no step.
+
+    Args:
+        recording: the recorded tables.
+        cell: number of the cell.
+        of_rank: for each rank the numbers (n,) of its steps and their durations (n,) in nanoseconds.
+        calls: rows of `records.CALL`, also of other cells.
+    """
     of_rank = {rank: both for rank, both in of_rank.items() if len(both[0])}
     if not of_rank:
         return None
@@ -162,14 +173,14 @@ def _run(recording: RowSource, cell: int, spans: Rows, buckets: Rows) -> Trainin
         trimmed=odd,
         only=int(kept[0]) if len(kept) == 1 else None,
         step_ns=sum(means) / len(means),
-        gradient_nbytes=_gradient_nbytes(buckets),
+        gradient_nbytes=_gradient_nbytes(calls, cell),
     )
 
 
-def _gradient_nbytes(buckets: Rows) -> int:
+def _gradient_nbytes(calls: Rows, cell: int) -> int:
     """Return the median over the steps and ranks that synchronised gradients; 0 if none did."""
-    if not len(buckets):
+    of_buckets = np.flatnonzero((calls["bucket"] >= 0) & (calls["cell"] == cell))
+    if not len(of_buckets):
         return 0
-    keys = buckets["rank"].astype(np.int64) << 32 | buckets["step"]
-    _, of = np.unique(keys, return_inverse=True)
-    return int(np.median(np.bincount(of, buckets["nbytes_in"])))
+    _, of = distinct(calls["rank"][of_buckets], calls["step"][of_buckets])
+    return int(np.median(np.bincount(of, calls["nbytes_in"][of_buckets])))

@@ -28,8 +28,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ddp_notebook.observe.steps.cycles import Cycles, cycles
+from ddp_notebook.observe.steps.cycles import Cycles, cycles, of_threads
 from ddp_notebook.observe.steps.run import counted
+from ddp_notebook.observe.tables.distinct import distinct
 from ddp_notebook.observe.tables.matching import (
     Numbers,
     RowSource,
@@ -52,6 +53,7 @@ _PARTS = {  # part of a step -> kinds of its spans
     "backward": ("backward", "input gradient", "weight gradient"),
     "optimizer": ("optimizer",),
 }
+_IS_PART = {part: np.isin(np.arange(256), [*map(SPANS.index, kinds)]) for part, kinds in _PARTS.items()}
 _CALLER, _CALLEE = map(RPC_SIDES.index, ("caller", "callee"))
 _ANSWERED = [RPC_KINDS.index(kind) for kind in ("rpc_sync", "to_here")]  # calls whose caller waits
 _FUTURE = SPANS.index("future")
@@ -75,7 +77,7 @@ class StepTable:
     samples: Numbers  # -1: unknown
     is_pipelined: npt.NDArray[np.bool_]  # its rank has a pipeline stage, so it waits for the schedule, not for a rank
     parts: dict[str, Times]  # nanoseconds by the names in `PARTS`
-    buckets: tuple[tuple[Rows, Times, Times, Layouts], ...]  # calls with the begins and ends of their steps, by rank
+    calls: tuple[tuple[Rows, Times, Times, Layouts], ...]  # calls with the begins and ends of their steps, by rank
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -100,7 +102,7 @@ class StepTable:
             samples=self.samples[chosen],
             is_pipelined=self.is_pipelined[chosen],
             parts={name: column[chosen] for name, column in self.parts.items()},
-            buckets=self.buckets,
+            calls=self.calls,
         )
 
     def of_cell(self, cell: int) -> StepTable:
@@ -120,7 +122,7 @@ class StepTable:
     def steps(self) -> list[Step]:
         """Return the steps as objects."""
         buckets: dict[tuple[int, int], list[Bucket]] = {}
-        for calls, begins, ends, layouts in self.buckets:
+        for calls, begins, ends, layouts in self.calls:
             buckets |= _buckets(calls, begins, ends, layouts)
         names = [name for name in PARTS if not name.startswith("own_")]
         columns = [self.parts[name].tolist() for name in names]
@@ -221,7 +223,7 @@ def _joined(tables: Sequence[StepTable]) -> StepTable:
         **{name: column(name) for name in ("rank", "cell", "number", "start_ns", "end_ns", "samples")},
         is_pipelined=np.concatenate([np.zeros(0, bool), *(one.is_pipelined for one in tables)]),
         parts={name: np.concatenate([np.zeros(0, np.int64), *(one.parts[name] for one in tables)]) for name in PARTS},
-        buckets=tuple(some for one in tables for some in one.buckets),
+        calls=tuple(some for one in tables for some in one.calls),
     )
 
 
@@ -237,15 +239,15 @@ def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, remote: R
     begins, ends = bounds.begins_ns, bounds.ends_ns
     count, edges = len(ends), np.unique(np.concatenate((begins, ends)))
     rank, cell = int(spans["rank"][0]), int(spans["cell"][0])
-    spans = _all_or(spans, (spans["end_ns"] >= 0) & np.isin(spans["thread"], bounds.threads))
+    spans = _all_or(spans, (spans["end_ns"] >= 0) & of_threads(spans, bounds.threads))
     is_pipelined = bool((spans["kind"] == SPANS.index("pipeline")).any())
     samples, taken = np.full(count, -1), {name: np.zeros(count, np.int64) for name in PARTS}
     if len(edges) > 1:
         lasts = ends > begins  # a step without a duration must not get parts of the next one
         at = np.minimum(np.searchsorted(edges, begins), len(edges) - 2)
         calls, waited = in_order(calls, waited)
-        is_own = np.isin(calls["thread"], bounds.threads)
-        answers = answers_of(select(remote, np.isin(remote["thread"], bounds.threads)), spans)
+        is_own = of_threads(calls, bounds.threads)
+        answers = answers_of(select(remote, of_threads(remote, bounds.threads)), spans)
         served = served_of(remote)
         between = parts(edges, spans, calls, waited, is_own, answers, served)
         taken = {name: np.where(lasts, between[name][at], 0) for name in PARTS}
@@ -259,7 +261,7 @@ def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, remote: R
         samples=samples,
         is_pipelined=np.full(count, is_pipelined),
         parts=taken,
-        buckets=((select(calls, calls["bucket"] >= 0), begins, ends, layouts),),
+        calls=((calls, begins, ends, layouts),),
     )
 
 
@@ -304,8 +306,7 @@ def parts(
         answers: begins and ends of waits for answers of remote calls.
         served: begins and ends of the execution of other ranks' calls.
     """
-    count = len(edges) - 1
-    of_kind = {part: np.isin(spans["kind"], [*map(SPANS.index, kinds)]) for part, kinds in _PARTS.items()}
+    of_kind = {part: is_part[spans["kind"]] for part, is_part in _IS_PART.items()}
     intervals = {part: (spans["start_ns"][chosen], spans["end_ns"][chosen]) for part, chosen in of_kind.items()}
     begun, ended = ends_of(calls)
     since = blocked_from(calls, begun, ended, is_own)
@@ -315,16 +316,17 @@ def parts(
     intervals |= {"communication": (begun, ended), "blocked": blocked, "waiting": waiting}
     intervals |= {"answers": answers, "served": served}
 
-    cuts = np.sort(np.concatenate([edges, *(side for both in intervals.values() for side in both)]))
+    # Most of these arrays are in order, and a stable sort merges them.
+    cuts = np.sort(np.concatenate([edges, *(side for both in intervals.values() for side in both)]), kind="stable")
     cuts = cuts[np.searchsorted(cuts, edges[0]) : np.searchsorted(cuts, edges[-1], "right")]
     cuts = cuts[np.concatenate(([True], cuts[1:] != cuts[:-1]))]  # `np.unique` takes three times as long
-    lengths, of_step = np.diff(cuts), np.searchsorted(edges, cuts[:-1], "right") - 1
+    lengths, first = np.diff(cuts), np.searchsorted(cuts, edges[:-1])
     nothing = np.zeros(len(cuts) - 1, bool)
     covered = {name: covers(*both, cuts) if len(both[0]) else nothing for name, both in intervals.items()}
 
     def total(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        """Return the total by step. It is exact, because sums of nanoseconds stay below 2**53."""
-        return np.bincount(of_step[mask], lengths[mask], count).astype(np.int64)
+        """Return the total by step. Each step has a cut, because all edges are cuts."""
+        return np.add.reduceat(np.where(mask, lengths, 0), first)
 
     free = ~covered["blocked"] & ~covered["answers"]
     loads = free & covered["input"]
@@ -380,9 +382,8 @@ def blocked_from(calls: Rows, begun: Times, ended: Times, is_own: npt.NDArray[np
     since[~is_own & ~in_backward & ~is_ddp] = np.iinfo(np.int64).max  # another thread waited
     of_backward = np.flatnonzero(is_ddp & in_backward)
     if len(of_backward):
-        keys = calls["rank"][of_backward].astype(np.int64) << 32 | calls["backward"][of_backward]
-        _, back = np.unique(keys, return_inverse=True)
-        last_issue = np.zeros(int(back.max()) + 1, np.int64)
+        first, back = distinct(calls["rank"][of_backward], calls["backward"][of_backward])
+        last_issue = np.zeros(len(first), np.int64)
         np.maximum.at(last_issue, back, begun[of_backward])
         since[of_backward] = np.minimum(since[of_backward], last_issue[back])
     return since
@@ -406,10 +407,10 @@ def samples_of(spans: Rows, edges: Times) -> Numbers:
     """
     count = len(edges) - 1
     for kinds in (("input", "workers"), ("forward",)):
-        rows = spans[np.isin(spans["kind"], [*map(SPANS.index, kinds)]) & (spans["samples"] >= 0)]
+        rows = select(spans, np.isin(spans["kind"], [*map(SPANS.index, kinds)]) & (spans["samples"] >= 0))
         of_step = np.searchsorted(edges, rows["start_ns"], "right") - 1
         inside = (of_step >= 0) & (of_step < count)
-        rows, of_step = rows[inside], of_step[inside]
+        rows, of_step = _all_or(rows, inside), of_step[inside]
         if not len(rows):
             continue
         sums = [
@@ -424,7 +425,7 @@ def samples_of(spans: Rows, edges: Times) -> Numbers:
 def _buckets(calls: Rows, begins: Times, ends: Times, layouts: Layouts) -> dict[tuple[int, int], list[Bucket]]:
     """Return the buckets by rank and begin of the step, in the order of issue."""
     at: Numbers = np.searchsorted(begins, calls["issue_ns"], "right") - 1
-    inside = (at >= 0) & (calls["issue_ns"] < ends[np.maximum(at, 0)])
+    inside = (calls["bucket"] >= 0) & (at >= 0) & (calls["issue_ns"] < ends[np.maximum(at, 0)])
     calls, at = calls[inside], at[inside]
     found: dict[tuple[int, int], list[Bucket]] = {}
     columns = ("rank", "module", "bucket", "nbytes_in", "issue_ns", "end_ns")

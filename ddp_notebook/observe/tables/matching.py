@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ddp_notebook.observe.tables.distinct import distinct
 from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.records.operation import POINT_TO_POINT
 from ddp_notebook.records.schema import SPANS, Rows
@@ -117,8 +118,8 @@ def in_cell(recording: RowSource, cell: int | None) -> str:
 
 def is_message(recording: RowSource, calls: Rows) -> npt.NDArray[np.bool_]:
     """Return a mask (n,) of the sends and receives."""
-    ops = [number for number in np.unique(calls["op"]) if recording.text(int(number)) in POINT_TO_POINT]
-    return np.isin(calls["op"], ops)
+    first, of = distinct(calls["op"])
+    return np.array([recording.text(int(op)) in POINT_TO_POINT for op in calls["op"][first]], bool)[of]
 
 
 def arrivals(calls: Rows) -> Times:
@@ -159,8 +160,8 @@ def match_messages(recording: RowSource, calls: Rows) -> Matched:
 def _codes(numbers: Rows, text: Any, codes: dict[str, int] | None = None) -> Numbers:
     """Return a code (n,) for each text. Equal texts have equal codes, in all calls with the same `codes`."""
     codes = {} if codes is None else codes
-    unique, back = np.unique(numbers, return_inverse=True)
-    found = [codes.setdefault(text(int(number)), len(codes)) for number in unique]
+    first, back = distinct(numbers)
+    found = [codes.setdefault(text(int(number)), len(codes)) for number in numbers[first]]
     return np.array(found, np.int64)[back]
 
 
@@ -172,21 +173,21 @@ def _match(
     rank, arrived, ends = rows["rank"].astype(np.int64), arrivals(rows), rows["end_ns"]
     # The k-th call of a rank with a key matches the k-th of the others, because numbers start again with a new group.
     keys = (_packed(keys),)
-    order = np.lexsort((rows["issue_ns"], rank, *keys))
-    same_rank = _runs((*keys, rank), order)
-    occurrence = np.empty(len(rows), np.int64)
-    occurrence[order] = np.arange(len(rows)) - same_rank
+    occurrence = np.zeros(len(rows), np.int64)
+    if len(distinct(*keys, rank)[0]) < len(rows):
+        order = np.lexsort((rows["issue_ns"], rank, *keys))
+        occurrence[order] = np.arange(len(rows)) - _runs((*keys, rank), order)
     keys = (*keys, occurrence, rows["op"]) if by_op else (*keys, occurrence)
     keys = (_packed(keys),)
 
     order = np.lexsort((rank, *keys))
-    begins = _runs(keys, order)
-    _, of, counts = np.unique(begins, return_inverse=True, return_counts=True)
-    order, of = order[counts[of] > 1], of[counts[of] > 1]
+    of = _numbered(_runs(keys, order))
+    has_others = (np.bincount(of) > 1)[of]
+    order, of = order[has_others], of[has_others]
     if not len(order):
         return _nothing()
-    _, of, counts = np.unique(of, return_inverse=True, return_counts=True)
-    first = np.concatenate(([0], np.cumsum(counts)))
+    of = _numbered(of)
+    first = np.concatenate(([0], np.cumsum(np.bincount(of))))
 
     # Order by last arrival, which is the order of time.
     all_arrived = np.maximum.reduceat(arrived[order], first[:-1])
@@ -253,6 +254,16 @@ def _packed(keys: tuple[npt.NDArray[Any], ...]) -> Numbers:
         packed += (key.astype(np.int64) - low) * limit
         limit *= high - low + 1
     return packed
+
+
+def _numbered(values: Numbers) -> Numbers:
+    """Number ascending values from 0: equal values have equal numbers.
+
+    Example:
+        >>> _numbered(np.array([3, 3, 7, 9, 9])).tolist()
+        [0, 0, 1, 2, 2]
+    """
+    return np.concatenate(([0], np.cumsum(values[1:] != values[:-1])))
 
 
 def _runs(keys: tuple[npt.NDArray[Any], ...], order: Numbers) -> Numbers:

@@ -81,7 +81,8 @@ def ddp_diff(commands: Commands, line: str) -> None:
     """Show what changed between two training runs.
 
     A and B are numbers of cells (6), saved recordings (run.npz), or folders of DDP_NOTEBOOK_RECORD. Without B, A is
-    compared with the last training run, and without both the last two are."""
+    compared with the last training run, or with the one before it if A is the last one. Without both, the last two are
+    compared. The first line names the base."""
     from ddp_notebook.observe.compare.named import compare_named
 
     given = diff_line().parse_line(line)

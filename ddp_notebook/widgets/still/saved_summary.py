@@ -210,7 +210,7 @@ def _draw(facts: _Facts) -> Picture:
     from ddp_notebook.observe.figures.drawing import key, label_ends, picture
 
     last = facts.measured.number.max(initial=0) - _MOST_DRAWN // max(len(facts.measured.ranks), 1)
-    steps = replace(facts.measured[facts.measured.number > last], buckets=()).steps()  # buckets are not drawn
+    steps = replace(facts.measured[facts.measured.number > last], calls=()).steps()  # buckets are not drawn
     before = _steps_before(facts)  # a bar has the same step number as the value logged in that step
     numbers = [step.step + (before or 0) for step in steps]
     has_steps = len(set(numbers)) > 1
