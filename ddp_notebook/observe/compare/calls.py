@@ -128,8 +128,9 @@ def _pairs(first: list[Key], second: list[Key]) -> list[tuple[Key | None, Key | 
 def _in_steps(side: Side) -> tuple[Rows, npt.NDArray[np.int64]]:
     """Return the calls of the steps in the mean of the run, and the position of the step of each."""
     rows, numbers = side.rows.rows("call"), np.unique(side.kept.number)
-    at = np.minimum(np.searchsorted(numbers, rows["step"]), len(numbers) - 1)
-    inside = (numbers[at] == rows["step"]) & np.isin(rows["rank"], side.kept.ranks)
+    step = rows["step"].astype(np.int64)
+    at = np.minimum(np.searchsorted(numbers, step), len(numbers) - 1)
+    inside = (numbers[at] == step) & np.isin(rows["rank"], side.kept.ranks)
     return select(rows, inside), at[inside]
 
 

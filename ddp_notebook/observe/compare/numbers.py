@@ -361,19 +361,21 @@ def _tensors(side: Side, codes: Codes) -> _Tensors:
     first, keys = end - len(keys), keys[order]
     code, key = _keyed_calls(side, calls, codes)
     is_compared = ~_are_bucket_orders(side, calls)
+    rank, step, issue_ns = (calls[name].astype(np.int64) for name in ("rank", "step", "issue_ns"))
+    of_call = keys_of(rank, calls["call"], np.uint64(0))
     found = []
     for number in range(_LOCAL):
-        wanted = keys_of(calls["rank"], calls["call"], np.uint64(number))
+        wanted = of_call | np.uint64(number)
         at = np.searchsorted(keys, wanted, side="right") - 1
         has = np.flatnonzero(is_compared & (at >= 0) & (keys[np.maximum(at, 0)] == wanted)) if len(keys) else order[:0]
         found.append(
             _Tensors(
                 key=key[has] << 2 | number,
                 code=code[has],
-                rank=calls["rank"][has].astype(np.int64),
-                step=calls["step"][has].astype(np.int64),
+                rank=rank[has],
+                step=step[has],
                 side=np.full(len(has), number, np.int64),
-                time_ns=calls["issue_ns"][has],
+                time_ns=issue_ns[has],
                 value=first + order[at[has]],
                 call=has,
             )

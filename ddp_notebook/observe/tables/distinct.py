@@ -29,7 +29,7 @@ def distinct(*columns: npt.NDArray[Any]) -> tuple[Numbers, Numbers]:
     of, count = np.zeros(len(columns[0]), np.int64), 1
     if not len(of):
         return of, of
-    for column in columns:
+    for column in map(np.ascontiguousarray, columns):  # a column of a table would be read with gaps three times
         low, high = int(column.min()), int(column.max())
         of, count = _compacted(of * (high - low + 1) + (column.astype(np.int64) - low), count * (high - low + 1))
     first = np.empty(count, np.int64)

@@ -180,26 +180,28 @@ def _match(
     keys = (*keys, occurrence, rows["op"]) if by_op else (*keys, occurrence)
     keys = (_packed(keys),)
 
-    order = np.lexsort((rank, *keys))
+    order = np.argsort(_packed((rank, *keys)), kind="stable")
     of = _numbered(_runs(keys, order))
     has_others = (np.bincount(of) > 1)[of]
     order, of = order[has_others], of[has_others]
     if not len(order):
         return _nothing()
-    of = _numbered(of)
-    first = np.concatenate(([0], np.cumsum(np.bincount(of))))
+    counts = np.bincount(_numbered(of))
+    first = np.concatenate(([0], np.cumsum(counts)))
 
     # Order by last arrival, which is the order of time.
     all_arrived = np.maximum.reduceat(arrived[order], first[:-1])
-    place = np.argsort(np.argsort(all_arrived, kind="stable"), kind="stable")
-    again = np.argsort(place[of], kind="stable")
-    order, of = order[again], place[of][again]
+    by_time = np.argsort(all_arrived, kind="stable")
+    begins, counts = first[by_time], counts[by_time]
+    first = np.concatenate(([0], np.cumsum(counts)))
+    order = order[np.arange(len(order)) + np.repeat(begins - first[:-1], counts)]
+    of = np.repeat(np.arange(len(counts)), counts)
     rank, index, arrived, ends = rank[order], index[order], arrived[order], ends[order]
-    first = np.concatenate(([0], np.cumsum(np.bincount(of))))
-    all_arrived = np.sort(all_arrived, kind="stable")
+    all_arrived = all_arrived[by_time]
 
-    by_arrival = np.lexsort((arrived, of))
-    last = by_arrival[first[1:] - 1]
+    is_last = arrived == all_arrived[of]
+    last = np.empty(len(counts), np.int64)
+    last[of[is_last]] = np.flatnonzero(is_last)  # of several last arrivals, NumPy keeps the last assignment
     ended = np.maximum(np.maximum.reduceat(ends, first[:-1]), all_arrived)
     errors = np.array([recording.clock_error_ns(one) for one in range(int(rank.max()) + 1)], np.int64)
     waited = all_arrived[of] - arrived
@@ -245,7 +247,7 @@ def _packed(keys: tuple[npt.NDArray[Any], ...]) -> Numbers:
     """
     packed = np.zeros(len(keys[0]), np.int64)
     limit = 1  # all numbers are below this limit
-    for key in keys:
+    for key in map(np.ascontiguousarray, keys):  # a column of a table would be read with gaps three times
         low, high = int(key.min()), int(key.max())
         if limit * (high - low + 1) >= _MOST:
             _, packed = np.unique(packed, return_inverse=True)
