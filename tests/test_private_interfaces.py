@@ -405,7 +405,10 @@ def test_torch_lets_training_be_seen():
     assert "shard_process_group" in inspect.getsource(_fsdp_param_group)
     assert "iter_forward_root" in inspect.getsource(_fsdp_state)
     assert "self._module_fqn" in inspect.getsource(_fsdp_param_group.FSDPParamGroup)
-    assert callable(dataloader._BaseDataLoaderIter.__next__)
+    for name in ("__next__", "_next_index", "_reset"):
+        assert callable(getattr(dataloader._BaseDataLoaderIter, name))
+    assert "self._next_index()" in inspect.getsource(dataloader._SingleProcessDataLoaderIter._next_data)
+    assert "self._next_index()" in inspect.getsource(dataloader._MultiProcessingDataLoaderIter._try_put_index)
     for module in (torch.autograd, torch.autograd.graph):
         assert callable(module._engine_run_backward)
         assert "_engine_run_backward(" in inspect.getsource(module)

@@ -391,8 +391,8 @@ class Recording(RecordedTables):
 
         Args:
             table: "run": training runs as shown everywhere. "step": breakdown of step times. Or one of
-                `records.TABLES`: "call", "value", "span", "metric", "resource", "layout", "loader", "rpc",
-                "reference", "context".
+                `records.TABLES`: "call", "value", "span", "metric", "resource", "layout", "loader",
+                "indices", "rpc", "reference", "context".
 
         Raises:
             MissingPackageError: pandas is not installed.

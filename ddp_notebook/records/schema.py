@@ -13,6 +13,7 @@ is the empty text. Ranks (`rank`, `peer`) are ranks of the session.
 | `RESOURCE` | memory and load of a rank, its GPU and its host; once per second, less often with many idle ranks |
 | `LAYOUT` | assignment of a DDP model's parameters to buckets, whenever it changes |
 | `LOADER` | settings of a DataLoader, at its first epoch in a cell |
+| `INDICES` | indices of the samples in one batch of a DataLoader, as its sampler gave them |
 | `RPC` | one side of a remote call: caller or callee |
 | `REFERENCE` | an event of a remote reference: made, forked, taken, deleted |
 | `CONTEXT` | an event in a context of distributed autograd |
@@ -203,6 +204,20 @@ LOADER = np.dtype(
     ]
 )
 
+INDICES = np.dtype(
+    [
+        ("rank", "<i4"),
+        ("time_ns", "<i8"),  # time at which the program got the batch
+        ("name", TEXT),  # name of the loader, as in its spans
+        ("cell", "<u4"),
+        ("step", "<u4"),  # earlier optimizer steps of the cell
+        ("count", "<u4"),  # number of samples
+        ("first", "<i8"),
+        ("last", "<i8"),
+        ("stride", "<i8"),  # difference of consecutive indices; 0: they differ, or there is one sample
+    ]
+)
+
 RPC = np.dtype(
     [
         ("rank", "<i4"),  # rank that recorded this row
@@ -266,11 +281,12 @@ TABLES: dict[str, np.dtype[np.void]] = {
     "resource": RESOURCE,
     "layout": LAYOUT,
     "loader": LOADER,
+    "indices": INDICES,
     "rpc": RPC,
     "reference": REFERENCE,
     "context": CONTEXT,
 }
-LATER = ("loader", "rpc", "reference", "context")  # tables that files of earlier versions lack
+LATER = ("loader", "indices", "rpc", "reference", "context")  # tables that files of earlier versions lack
 EARLIER = {  # dtypes of files of earlier versions, without the last columns
     "call": (np.dtype(CALL.descr[:-1]),),
     "span": (np.dtype(SPAN.descr[:-1]), np.dtype(SPAN.descr[:-4])),
@@ -285,6 +301,7 @@ TEXTS = {  # `TEXT` columns of each table
     "resource": (),
     "layout": ("model", "buckets"),
     "loader": ("name",),
+    "indices": ("name",),
     "rpc": ("function", "site", "error"),
     "reference": ("name",),
     "context": ("name",),
@@ -297,6 +314,7 @@ TIMES = {  # columns with times of the rank's clock
     "resource": ("time_ns",),
     "layout": ("time_ns",),
     "loader": ("time_ns",),
+    "indices": ("time_ns",),
     "rpc": ("start_ns", "end_ns", "done_ns"),
     "reference": ("time_ns",),
     "context": ("start_ns", "end_ns"),

@@ -1,5 +1,8 @@
 """`%ddp_nan --catch`: a cell stops before the optimizer step on all ranks, and the module is named."""
 
+import ast
+
+import numpy as np
 import pytest
 
 from ddp_notebook.errors import RankError
@@ -64,6 +67,56 @@ def test_all_ranks_stop_and_the_place_is_named(stopped, ranks, fault, expected):
     found = ranks.recording.first_nan()
     assert found.ranks == (1,) and found.step == 3 and found.last_clean_step == 2
     assert any("rank 1, step 3: bucket 0" in one for one in ranks.recording.findings[found.cell])
+
+
+LOADS = """
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+def load(workers=0, shuffle=False, epochs=1, stops_at=99, **options):
+    data = TensorDataset(torch.arange(64.0).repeat(16, 1).T.contiguous(), torch.arange(64) % 4)
+    loader = DataLoader(data, 4, sampler=DistributedSampler(data, shuffle=shuffle), num_workers=workers, **options)
+    torch.manual_seed(0)
+    model = DDP(nn.Linear(16, 4))
+    opt = torch.optim.SGD(model.parameters(), lr=1e-4)
+    global seen
+    seen = []
+    for epoch in range(epochs):
+        loader.sampler.set_epoch(epoch)
+        for number, (x, y) in enumerate(loader):
+            if epoch == 0 and number == stops_at:
+                break
+            seen.append(x[:, 0].int().tolist())
+            opt.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            if epoch == epochs - 1 and number == 3 and rank == 1:
+                loss = loss * float("nan")
+            loss.backward()
+            opt.step()
+"""
+
+
+def test_the_samples_of_the_batch_are_named(stopped, ranks):
+    ranks.run(LOADS)
+    assert "rank 1 loaded 4 samples from 25 to 31 in steps of 2 in step 3" in stopped("load()")
+    assert "rank 1 loaded 4 samples from 25 to 31 in steps of 2 in step 3" in stopped("load(workers=2)")
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["shuffle=True", "workers=2, shuffle=True, epochs=3, stops_at=2, persistent_workers=True", "workers=1, epochs=2"],
+)
+def test_the_recorded_samples_are_those_that_the_program_got(ranks, options):
+    ranks.run(LOADS)
+    ranks.catch_nan(False)
+    assert ranks.run(f"load({options})").ok
+    ranks.catch_nan()
+    rows = ranks.recording.rows("indices")
+    rows = rows[rows["cell"] == rows["cell"].max()]
+    for rank, text in enumerate(printed(ranks, "[(one[0], one[-1], len(one)) for one in seen]")):
+        own = rows[rows["rank"] == rank]
+        # A batch that is drawn and not used, at `break`, is recorded too.
+        last = [own[own["step"] == step][-1] for step in np.unique(own["step"])]
+        found = [(int(one["first"]), int(one["last"]), int(one["count"])) for one in last]
+        assert found == ast.literal_eval(text)
 
 
 def test_infinite_values_are_traced(stopped):

@@ -16,6 +16,7 @@ from ddp_notebook.observe.nan.gradient_inputs import (
     GradientInputs,
     calls_of,
     kind_of,
+    loaded_samples,
     steps_in_words,
     training_cells,
 )
@@ -25,6 +26,7 @@ from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.records.names import listed
 from ddp_notebook.records.words import bad_elements, list_ranks
 
+_MOST_RANKS = 4  # ranks whose samples are listed
 _RECORD = "%ddp_record all, and run the cell again"
 
 
@@ -93,8 +95,12 @@ def first_nan(recording: RecordedTables, cell: int | None = None) -> FirstNan:
     parts = [str(one) for one in _related(metrics, last_clean)[:1]]
     parts.append(_sent(first, step, is_exact, gradients))
     parts.append(_clean(step, last_clean, gradients))
+    loaded = [text for rank in ranks if (text := loaded_samples(recording, chosen, rank, step))]
+    if len(ranks) == 1:
+        parts += loaded
     details = [
         *_more(found, first, gradients),
+        *(loaded[:_MOST_RANKS] if len(ranks) > 1 else ()),
         *(f"{one}" for one in metrics if str(one) != parts[0]),
         *_advice(step, last_clean, is_exact, first),
         *(_earlier(recording, calls, cells, chosen) if last_clean is None and not some else []),

@@ -17,6 +17,7 @@ _INPUT, _OPTIMIZER = SIDES.index("input"), SPANS.index("optimizer")
 _SUMS = [REDUCE_OPS.index(name) for name in ("SUM", "AVG", "PREMUL_SUM")]
 _FSDP, _USER = ORIGINS.index("fsdp"), ORIGINS.index("user")
 _MOST_NAMES = 4
+_MOST_BATCHES = 2
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # an odd number, for hashes
 Column = npt.NDArray[Any]
 
@@ -208,6 +209,35 @@ def parameters_of_bucket(recording: RecordedTables, rank: int, model: str, bucke
             if bucket < len(buckets) and buckets[bucket]["nbytes"] in [numel * n for n in (1, 2, 4, 8)]:
                 return tuple(buckets[bucket]["parameters"])
     return ()
+
+
+def loaded_samples(recording: RecordedTables, cell: int, rank: int, step: int) -> str:
+    """Return the samples that the DataLoaders of a rank gave in a step, as words; "" if they are not known."""
+    rows = recording.rows("indices")
+    own = rows[(rows["cell"] == cell) & (rows["rank"] == rank) & (rows["step"] == step)]
+    found = [samples_in_words(*one) for one in own[["count", "first", "last", "stride"]].tolist()]
+    more = f", and {len(found) - _MOST_BATCHES} more batches" if len(found) > _MOST_BATCHES else ""
+    return f"rank {rank} loaded {' and '.join(found[:_MOST_BATCHES])}{more} in step {step:,}" if found else ""
+
+
+def samples_in_words(count: int, first: int, last: int, stride: int) -> str:
+    """Format the indices of a batch.
+
+    Example:
+        >>> samples_in_words(32, 8704, 8735, 1), samples_in_words(1, 7, 7, 0)
+        ('samples 8,704 to 8,735', 'sample 7')
+        >>> samples_in_words(32, 1, 63, 2)
+        '32 samples from 1 to 63 in steps of 2'
+        >>> samples_in_words(32, 9, 4, 0)
+        '32 samples with unevenly spaced indices (the first is 9, the last 4)'
+    """
+    if count == 1:
+        return f"sample {first:,}"
+    if stride == 1:
+        return f"samples {first:,} to {last:,}"
+    if stride == 0:
+        return f"{count:,} samples with unevenly spaced indices (the first is {first:,}, the last {last:,})"
+    return f"{count:,} samples from {first:,} to {last:,} in steps of {stride:,}"
 
 
 def calls_of(recording: RecordedTables) -> dict[str, Column]:

@@ -16,7 +16,7 @@ from ddp_notebook.observe.tables.text_table import TextTable, Translation
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import SPANS, TABLES, TEXTS, Rows, as_array
 
-CAPACITY = {  # number of rows of all ranks together: 230 MB when all tables are full
+CAPACITY = {  # number of rows of all ranks together: 237 MB when all tables are full
     "call": 1 << 19,
     "value": 1 << 19,
     "span": 1 << 18,
@@ -24,6 +24,7 @@ CAPACITY = {  # number of rows of all ranks together: 230 MB when all tables are
     "resource": 1 << 17,
     "layout": 1 << 12,
     "loader": 1 << 12,
+    "indices": 1 << 17,
     "rpc": 1 << 18,
     "reference": 1 << 16,
     "context": 1 << 16,

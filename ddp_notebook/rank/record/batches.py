@@ -23,7 +23,7 @@ from ddp_notebook.rank.record.text_numbers import TextNumbers, dtype_name
 from ddp_notebook.rank.record.training.buckets import Backward, BucketChange
 from ddp_notebook.rank.record.training.comm_hooks import Hooked
 from ddp_notebook.rank.record.training.gradients import ChosenGradient
-from ddp_notebook.rank.record.training.loaders import Settings
+from ddp_notebook.rank.record.training.loaders import DrawnIndices, Settings, summary_of
 from ddp_notebook.rank.record.training.repeated_buckets import pack
 from ddp_notebook.rank.record.training.spans import Span, span_of
 from ddp_notebook.records.codec import Batch, Tensor
@@ -204,6 +204,9 @@ class BatchMaker:
             rows["layout"].append(self._layout(rank, record))
         elif kind is Settings:
             rows["loader"].append(self._loader(rank, record))
+        elif kind is DrawnIndices:
+            if (summary := summary_of(record.indices)) is not None:
+                rows["indices"].append(self._indices(rank, record, summary))
         elif (table := remote_calls.TABLES.get(kind)) is not None:
             rows[table].append(_PACK[table](*remote_calls.row(record, rank, self._texts)))
 
@@ -371,6 +374,10 @@ class BatchMaker:
         columns = one._asdict()
         cell = columns.pop("moment").cell
         return _packed("loader", rank=rank, cell=cell, **columns | {"name": self._texts.number(one.name)})
+
+    def _indices(self, rank: int, one: DrawnIndices, summary: tuple[int, int, int, int]) -> bytes:
+        name = self._texts.number(one.name)
+        return _PACK["indices"](rank, one.time_ns, name, one.moment.cell, one.moment.step, *summary)
 
     def _thread(self, ident: int) -> int:
         return self._threads.setdefault(ident, len(self._threads))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_notebook.observe.nan.gradient_inputs import name_of_bucket, parameters_of_bucket
+from ddp_notebook.observe.nan.gradient_inputs import loaded_samples, name_of_bucket, parameters_of_bucket
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.records.words import bad_elements, list_ranks
 from ddp_notebook.run.cells.cell import CellRun
@@ -28,18 +28,21 @@ class CaughtNan(SessionFeature):
             return ()
         recordings = self.parts.hooks.features.get("recording")
         recording = None if recordings is None else recordings.now
-        lines = sentences(facts, recording)
+        lines = sentences(facts, recording, run.number)
         if recording is not None:
             recording.findings[run.number] = (*recording.findings.get(run.number, ()), *lines)
         return lines
 
 
-def sentences(facts: Mapping[int, tuple[int, Mapping[str, Any]]], recording: RecordedTables | None) -> list[str]:
+def sentences(
+    facts: Mapping[int, tuple[int, Mapping[str, Any]]], recording: RecordedTables | None, cell: int
+) -> list[str]:
     """Return one sentence for each rank that had bad gradients.
 
     Args:
         facts: step and details by rank.
-        recording: has the parameters of DDP's buckets; None: they are not known.
+        recording: has the parameters of DDP's buckets and the loaded samples; None: they are not known.
+        cell: number of the cell.
     """
     bad = {rank: fact for rank, fact in facts.items() if not fact[1].get("is_clean")}
     lines = []
@@ -47,6 +50,8 @@ def sentences(facts: Mapping[int, tuple[int, Mapping[str, Any]]], recording: Rec
         lines.append(f"rank {rank}, step {step:,}: {_gradients(rank, details, recording)}")
         if words := _origin(details):
             lines.append(f"rank {rank}: {words}")
+        if recording is not None and (words := loaded_samples(recording, cell, rank, step)):
+            lines.append(words)
     clean = [rank for rank in facts if rank not in bad]
     if lines and clean:
         lines.append(f"the gradients of {list_ranks(clean)} were finite before the average")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
@@ -15,7 +17,7 @@ from ddp_notebook.rank.record.training.model_names import new_name, nothing
 from ddp_notebook.rank.record.training.step_observer import StepObserver, tell
 from ddp_notebook.rank.record.training.wrapping import around
 from ddp_notebook.records.schema import SPANS
-from ddp_notebook.stdlib import contextlib, logging, threading, time, weakref
+from ddp_notebook.stdlib import contextlib, itertools, logging, threading, time, weakref
 
 
 class LoopCounts:
@@ -53,6 +55,7 @@ class LoopCounts:
 
 
 _INPUT, _WORKERS = map(SPANS.index, ("input", "workers"))
+_MOST_WAITING = 4096  # batches that workers may load in advance
 _log = logging.getLogger(__name__)
 
 
@@ -66,6 +69,32 @@ class Settings(NamedTuple):
     is_persistent: bool
     batches: int
     prefetch: int
+
+
+class DrawnIndices(NamedTuple):
+    """Indices that a sampler gave for one batch."""
+
+    time_ns: int
+    name: str
+    moment: Moment
+    indices: tuple[Any, ...]
+
+
+def summary_of(indices: tuple[Any, ...]) -> tuple[int, int, int, int] | None:
+    """Return count, first, last, and the difference of consecutive indices, see `records.INDICES`.
+
+    Returns None if the sampler gives no integers, for example for an `IterableDataset`.
+
+    Example:
+        >>> summary_of((1, 3, 5)), summary_of((5, 1, 3)), summary_of((None, None))
+        ((3, 1, 5, 2), (3, 5, 3, 0), None)
+    """
+    if not indices or not all(type(one) is int or isinstance(one, np.integer) for one in indices):
+        return None
+    first, last, stride = int(indices[0]), int(indices[-1]), int(indices[1] - indices[0]) if len(indices) > 1 else 0
+    if any(after - before != stride for before, after in itertools.pairwise(indices)):
+        stride = 0
+    return len(indices), first, last, stride
 
 
 class _Epoch:
@@ -97,6 +126,8 @@ class Loaders:
         self._naming = threading.Lock()  # several threads may create loaders at once
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._epochs: weakref.WeakKeyDictionary[Any, _Epoch] = weakref.WeakKeyDictionary()
+        # Indices of the batches of an iterator that the program has not got yet; None: their order is not known.
+        self._drawn: weakref.WeakKeyDictionary[Any, deque[tuple[Any, ...]] | None] = weakref.WeakKeyDictionary()
         self._last: tuple[Callable[[], Any], _Epoch | None] = nothing, None  # latest iterator, probably used again
         self.observer: StepObserver | None = None
         self.told: set[str] = set()  # loaders whose settings were recorded in this cell
@@ -109,6 +140,8 @@ class Loaders:
         """
         around(dataloader._BaseDataLoaderIter, "__next__", self._around_next)
         around(DataLoader, "__iter__", self._around_iter)
+        around(dataloader._BaseDataLoaderIter, "_next_index", self._around_next_index)
+        around(dataloader._BaseDataLoaderIter, "_reset", self._around_reset)
 
     def _around_iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __iter__(loader: Any) -> Any:
@@ -152,10 +185,46 @@ class Loaders:
                 )
             )
 
+    # The indices are followed while nothing is recorded too, since workers draw those of later batches in advance.
+
+    def _around_reset(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _reset(iterator: Any, *args: Any, **named: Any) -> Any:
+            self._drawn[iterator] = deque()
+            return original(iterator, *args, **named)
+
+        return _reset
+
+    def _around_next_index(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _next_index(iterator: Any) -> Any:
+            index = original(iterator)
+            waiting = self._drawn.setdefault(iterator, deque())
+            if waiting is not None:
+                # A copy, since a sampler may use its list again.
+                waiting.append(tuple(index) if isinstance(index, list | tuple) else (index,))
+                if len(waiting) > _MOST_WAITING or not getattr(iterator, "_in_order", True):
+                    self._drawn[iterator] = None
+            return index
+
+        return _next_index
+
+    def _take_indices(self, iterator: Any) -> tuple[Any, ...]:
+        waiting = self._drawn.get(iterator)
+        return waiting.popleft() if waiting else ()
+
+    def _note_indices(self, name: str, indices: tuple[Any, ...]) -> None:
+        if indices:
+            self._event_buffer.put(DrawnIndices(time.monotonic_ns(), name, self._event_buffer.moment, indices))
+
     def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:
             if self._event_buffer.level == OFF:
-                return original(iterator)
+                try:
+                    return original(iterator)
+                except BaseException:
+                    self._drawn[iterator] = None
+                    raise
+                finally:
+                    self._take_indices(iterator)
             last, epoch = self._last
             if last() is not iterator:
                 epoch = self._epochs.get(iterator)
@@ -170,13 +239,18 @@ class Loaders:
                 if epoch is not None and epoch.has_workers:  # the workers end too, unless they are persistent
                     self._put(_WORKERS, epoch.name, began_ns, -1)
                 raise
+            except BaseException:
+                self._drawn[iterator] = None  # the program may have lost a batch
+                raise
             kind = _INPUT
             if epoch is not None:
                 self._loop_counts.draw(epoch.name)
             if epoch is not None and epoch.is_first:
                 kind, epoch.is_first = _WORKERS, False
             samples = unseen(samples_of, data if isinstance(data, list | tuple) else (data,))
-            self._put(kind, "" if epoch is None else epoch.name, began_ns, samples)
+            name = "" if epoch is None else epoch.name
+            self._put(kind, name, began_ns, samples)
+            self._note_indices(name, self._take_indices(iterator))
             if self.observer is not None:
                 tell(self.observer.batch, iterator, data)
             return data
