@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -260,6 +261,12 @@ class Session:
             # In a script, frames of this package would precede the errors of the ranks.
             raise error.with_traceback(None)  # noqa: B904 - the same error, whose context is the script's
 
+    def _run_in_slot(self, code: str, *, quiet: bool = False) -> CellResult:
+        """Run code on all ranks while the caller has their slot in the run queue. See `run`."""
+        cell = self._prepare(code, None, None, quiet, None, "", None, None)
+        target = ThreadTarget() if not quiet and is_users_thread() else None
+        return self._run(cell, target, self._beside(target, code), place=nullcontext())
+
     def submit(
         self,
         code: str,
@@ -350,7 +357,12 @@ class Session:
         return _Cell(told=told, asked=ranks, ranks=chosen, timeout_s=timeout_s, warnings=warnings)
 
     def _run(
-        self, cell: _Cell, target: DisplayTarget | None, beside: SideView | None, job: Job | None = None
+        self,
+        cell: _Cell,
+        target: DisplayTarget | None,
+        beside: SideView | None,
+        job: Job | None = None,
+        place: AbstractContextManager[object] | None = None,
     ) -> CellResult:
         """Run a prepared cell in the run queue, and wait until it has ended.
 
@@ -359,6 +371,7 @@ class Session:
             target: shows the output; None: the output is not shown.
             beside: shows a view below the output.
             job: the job that runs the cell; None: the notebook waits for the cell.
+            place: as for `Cells.run`, without a job.
         """
         parts = self._parts
 
@@ -378,7 +391,7 @@ class Session:
             record=told.record,
             folds=told.folds,
             beside=beside,
-            place=None if job is None else job.place,
+            place=place if job is None else job.place,
             waiter=NOTEBOOK if job is None else job.waiter,
             on_begin=None if job is None else job._on_begin,
         )

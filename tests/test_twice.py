@@ -55,7 +55,7 @@ PLAIN = TRAIN.format(noise="", before="")
 
 
 def run_twice(session, code: str) -> TwiceResult:
-    return run_in_session(session._parts, session.run, code)
+    return run_in_session(session._parts, session._run_in_slot, code)
 
 
 def states(session) -> list[str]:
@@ -119,14 +119,132 @@ def test_what_cannot_be_restored_is_refused_before_the_first_run(session):
     session.run("del numbers, file, read")
 
 
-def test_copies_that_do_not_fit_are_refused():
-    class Placement:
-        names_of_machines: tuple[str, ...] = ()
+class OneHost:
+    names_of_machines: tuple[str, ...] = ()
 
-    facts = {rank: {"nbytes": 6 * 10**9, "free": 10**10, "refused": {}, "left": {}} for rank in (0, 1)}
-    with pytest.raises(UsageError, match=r"a copy of the variables of ranks 0,1 needs 12 GB, but only 10 GB of memory"):
-        _check(facts, Placement())
-    assert _check({0: facts[0]}, Placement()) == ()
+
+def facts_of(nbytes: int, **free: int) -> dict[str, object]:
+    return {"nbytes": nbytes, "free": free, "refused": {}, "left": {}}
+
+
+def test_copies_that_do_not_fit_are_refused():
+    facts = {rank: facts_of(6 * 10**9, host=10**10) for rank in (0, 1)}
+    with pytest.raises(UsageError, match=r"of ranks 0,1 needs 12 GB, but only 10 GB of memory are free \(host\)"):
+        _check(facts, OneHost())
+    assert _check({0: facts[0]}, OneHost()) == ()
+
+
+def test_limits_of_cgroups_and_processes_are_checked():
+    shared = {rank: facts_of(6 * 10**9, host=10**11, cgroup=10**10) for rank in (0, 1)}
+    with pytest.raises(UsageError, match=r"of ranks 0,1 needs 12 GB, but only 10 GB of memory are free \(cgroup\)"):
+        _check(shared, OneHost())
+    apart = {rank: facts_of(6 * 10**9, host=10**11, **{f"cgroup of {rank}": 10**10}) for rank in (0, 1)}
+    assert _check(apart, OneHost()) == ()
+    own = {rank: facts_of(6 * 10**9, **{"data, RLIMIT_DATA": left}) for rank, left in ((0, 10**10), (1, 5 * 10**9))}
+    with pytest.raises(UsageError, match=r"of rank 1 needs 6.0 GB, but only 5.0 GB of memory are free \(data, RLIMIT"):
+        _check(own, OneHost())
+
+
+def test_a_rank_near_its_own_limit_is_refused_before_the_first_run(session):
+    session.run(
+        "import resource; ran, large = [], torch.zeros(60_000_000); limits = resource.getrlimit(resource.RLIMIT_AS)"
+    )
+    lower = """
+used = int(next(one for one in open("/proc/self/status") if one.startswith("VmSize")).split()[1]) << 10
+resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), limits[1])) if rank == 1 else None
+"""
+    session.run(lower)
+    with pytest.raises(
+        UsageError, match=r"of rank 1 needs 2\d\d MB, but only .* are free \(address space, RLIMIT_AS\)"
+    ):
+        run_twice(session, "ran.append(1)")
+    session.run("resource.setrlimit(resource.RLIMIT_AS, limits); assert ran == []; del large")
+
+
+def test_a_job_that_starts_in_the_meantime_waits_for_both_runs(session):
+    session.run("seen, number = [], 0")
+    started = threading.Timer(0.3, lambda: session.submit("number += 100; seen.append(number)", quiet=True))
+    started.start()
+    run_twice(session, "import time; number += 1; time.sleep(0.5)")
+    started.join()
+    session.jobs.wait()
+    assert set(session.peek("number, seen").values()) == {"(101, [101])"}
+
+
+# ---- further kinds of models and tensors
+
+_STATE_OF = """
+def state():
+    own = [model.state_dict(), optimizer.state_dict(), [p.grad for p in model.parameters()], torch.get_rng_state()]
+    return hashlib.sha1(repr(octets(own)).encode()).hexdigest()
+
+def octets(value):
+    if isinstance(value, torch.Tensor):
+        value = value.to_local() if hasattr(value, "to_local") else value
+        if torch.nn.parameter.is_lazy(value):
+            return "lazy"
+        value = value.detach().coalesce() if value.is_sparse else value.detach()
+        if value.is_sparse:
+            return [octets(value.indices()), octets(value.values())]
+        return value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(value, dict):
+        return [(str(key), octets(one)) for key, one in value.items()]
+    return [octets(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+def step():
+    x = torch.randint(0, 20, (16,)) if kind == "sparse" else torch.randn(16, 20)
+    out = model(x).square().mean()
+    out.backward()
+    if kind in ("sparse", "lazy"):
+        for p in model.parameters():
+            dense = p.grad.to_dense() if p.grad.is_sparse else p.grad
+            dist.all_reduce(dense)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    model(x).square().mean().backward()
+
+import hashlib
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+torch.manual_seed(rank)
+"""
+_MODELS = {
+    "fsdp2": """
+model = nn.Sequential(nn.Linear(20, 30), nn.Dropout(0.2), nn.ReLU(), nn.Linear(30, 20))
+for layer in (model[0], model[3]):
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.Adam(model.parameters())
+""",
+    "compiled": """
+body = nn.Sequential(nn.Linear(20, 30), nn.Dropout(0.2), nn.ReLU(), nn.Linear(30, 20))
+model = torch.compile(DDP(body), backend="aot_eager")
+optimizer = torch.optim.Adam(model.parameters())
+""",
+    "sparse": """
+model = nn.Sequential(nn.Embedding(20, 8, sparse=True))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+""",
+    "lazy": """
+model = nn.Sequential(nn.LazyLinear(30), nn.ReLU(), nn.LazyLinear(4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+""",
+}
+
+
+@pytest.mark.parametrize("kind", _MODELS)
+@pytest.mark.parametrize("warm", [0, 2])
+def test_further_models_are_restored(session, kind, warm):
+    session.run(f"kind = {kind!r}\n{_STATE_OF}\n{_MODELS[kind]}\nfor _ in range({warm}): step()", quiet=True)
+    before = states(session)
+    with pytest.raises(RankError, match="ZeroDivisionError"):
+        run_twice(session, "for _ in range(3): step()\n1 / 0")
+    assert states(session) == before
+    found = run_twice(session, "for _ in range(3): step()")
+    assert found.is_deterministic, found
+    assert states(session) != before
+    assert session.run("step()", quiet=True).ok
 
 
 def test_a_cell_without_tensors_is_no_evidence():

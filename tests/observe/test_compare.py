@@ -269,7 +269,8 @@ def test_the_shell_command_fails_above_a_threshold(files: Path, tmp_path: Path, 
     assert main(["diff", a, b, "--fail-above", "10%", "--json", data, "--html", page]) == 1
     shown = capsys.readouterr()
     assert (
-        "Time: B is 10.0 ms slower than A per step (A: 34.5 ms, B: 44.5 ms, +29 %), because the forward of rank 1" in shown.out
+        "Time: B is 10.0 ms slower than A per step (A: 34.5 ms, B: 44.5 ms, +29 %), because the forward of rank 1"
+        in shown.out
     )
     assert shown.err == "\nB is 29 % slower than A, more than 10 %\n"
     assert json.loads(Path(data).read_text())["time"]["is_found"]
@@ -307,10 +308,14 @@ def test_runs_are_named_by_their_cell(files: Path):
 
     assert compare_named([], now).labels == compare_named(["6", "8"], now).labels == ("In [6]", "In [8]")
     # A is always the run that is named first, and the text names the base and an earlier B.
-    assert str(compare_named(["6"], now)).startswith("Changes from A, the base (In [6]), to B (In [8]).\nA: In [6], 20 ")
+    assert str(compare_named(["6"], now)).startswith(
+        "Changes from A, the base (In [6]), to B (In [8]).\nA: In [6], 20 "
+    )
     last = compare_named(["8"], now)
     assert last.labels == ("In [8]", "In [6]")
-    assert str(last).startswith("Changes from A, the base (In [8]), to B (In [6], an earlier run).\nA: In [8], 20 steps")
+    assert str(last).startswith(
+        "Changes from A, the base (In [8]), to B (In [6], an earlier run).\nA: In [8], 20 steps"
+    )
     assert last.time.sentence.startswith("B is ") and " faster than A per step (A: " in last.time.sentence
     assert not compare_named([], now).is_backward and last.to_json()["direction"] == last.direction
     path = str(recording.save(files / "two.npz"))

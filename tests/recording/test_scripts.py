@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import ddp_notebook
+from ddp_notebook.__main__ import main
 from ddp_notebook.rank.script import program
 from tests.recording.scripts import ENDINGS, environment, is_clean, run_endings
 
@@ -68,6 +69,58 @@ def test_torchrun(tmp_path):
     assert ran.returncode == 0, ran.stderr
     assert len(list(records.glob("rank*.ddp"))) == 2
     _check(records)
+
+
+_TRAINS = """
+import sys, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+def train(bad_step):
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(480, 64))
+    loader = DataLoader(data, 8, sampler=DistributedSampler(data, shuffle=False))
+    net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 64))
+    model = DistributedDataParallel(net, bucket_cap_mb=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step, (x,) in enumerate(loader):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        if step == bad_step and dist.get_rank() == 1:
+            loss = loss * float("nan")
+        time.sleep(0.02)
+        loss.backward()
+        optimizer.step()
+    dist.destroy_process_group()
+train(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.long
+def test_recordings_of_scripts_answer_the_questions_of_a_notebook(tmp_path, capsys):
+    """`%ddp_nan`, `%ddp_diff` and `%ddp_forecast` need no ranks and no notebook."""
+    path = tmp_path / "train.py"
+    path.write_text(_TRAINS)
+    for folder, bad_step in (("before", "-1"), ("after", "12")):
+        ran = _torchrun(tmp_path / folder, "-m", "ddp_notebook.record", str(path), bad_step)
+        assert ran.returncode == 0, ran.stderr
+    before, after = (ddp_notebook.load(tmp_path / folder) for folder in ("before", "after"))
+
+    assert not before.first_nan().is_found
+    nan = after.first_nan()
+    assert nan.is_found and nan.ranks == (1,) and nan.step is not None and 12 <= nan.step <= 13, nan
+    if nan.is_exact:
+        assert "rank 1 loaded 8 samples from 193 to 207 in steps of 2 in step 12" in nan.sentence
+
+    found = before.compare(after)
+    assert found.direction.startswith("Changes from A, the base (script), to B (the other recording")
+    assert found.numbers.first is not None and found.numbers.first.step in (12, 13), found
+    assert main(["diff", str(tmp_path / "before"), str(tmp_path / "after")]) == 0
+    assert capsys.readouterr().out.startswith(
+        "Changes from A, the base (before), to B (after).\nA: before, 30 steps on 2"
+    )
+
+    assert str(before.forecast([2, 8])).splitlines()[0]
 
 
 @pytest.mark.long

@@ -104,7 +104,9 @@ class TimeChange:
                 return f"too few steps to tell a change of the step time from noise ({times})"
             return f"no change of the step time ({times}): changes up to {ms(self.noise_ns)} are noise here"
         word = "slower" if self.change_ns > 0 else "faster"
-        text = f"B is {ms(abs(self.change_ns))} {word} than A per step ({times}, {self.share:+.0%})".replace("%)", " %)")
+        text = f"B is {ms(abs(self.change_ns))} {word} than A per step ({times}, {self.share:+.0%})".replace(
+            "%)", " %)"
+        )
         if not self.cause:
             return f"{text}; no single part of a step explains it"
         if self.explained_ns >= 0.95 * abs(self.change_ns):

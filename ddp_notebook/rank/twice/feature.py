@@ -8,9 +8,12 @@ from typing import Any
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Checked, RunCell
 from ddp_notebook.messages.twice_messages import PutBack, TakeSnapshot
+from ddp_notebook.rank import reserve
 from ddp_notebook.rank.cell.exceptions import with_type
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.hooks import Core, Feature
+from ddp_notebook.records import shortages
+from ddp_notebook.stdlib import contextlib
 
 
 class TwiceFeature(Feature):
@@ -66,7 +69,7 @@ class TwiceFeature(Feature):
             snapshot.take()
             self._snapshot = snapshot
             self._watch_cells(True)
-        return {"nbytes": snapshot.nbytes, "left": left, "refused": refused, "free": _free_bytes()}
+        return {"nbytes": snapshot.nbytes, "left": left, "refused": refused, "free": _free()}
 
     def _restored(self, message: PutBack) -> dict[str, Any]:
         facts: dict[str, Any] = {}
@@ -92,14 +95,15 @@ def _root(place: str) -> str:
     return place.partition(".")[0].partition("[")[0]
 
 
-def _free_bytes() -> int:
-    """Return the memory of the host that a process can still use, without swap; -1 if unknown."""
-    try:
-        with open("/proc/meminfo") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return -1
+def _free() -> dict[str, int]:
+    """Return the memory in bytes that a process can still use, without swap, by the name of each limit."""
+    found = {}
+    with contextlib.suppress(OSError, KeyError, ValueError), open("/proc/meminfo") as file:
+        fields = dict(line.split(":", 1) for line in file)
+        found["memory of the host"] = int(fields["MemAvailable"].split()[0]) * 1024
+    with contextlib.suppress(OSError, ValueError):
+        found |= {what: max(0, left) for left, _, _, what in shortages.memory_limits(reserve.lent_bytes())}
+    return found
 
 
 FEATURE = TwiceFeature

@@ -56,7 +56,7 @@ class Observation:
         for number, tensor in enumerate(_tensors(args)):
             self._put("batch", f"input {number} of {kind}", tensor)
         for name, parameter in module.named_parameters():
-            if parameter not in self._names:
+            if parameter not in self._names and not torch.nn.parameter.is_lazy(parameter):
                 self._names[parameter] = name
                 if parameter.requires_grad:
                     self._hooks.append(parameter.register_hook(self._gradient_hook(name)))

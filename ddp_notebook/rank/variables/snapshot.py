@@ -156,6 +156,8 @@ class Snapshot:
 
     def _of_tensor(self, value: torch.Tensor) -> Iterator[tuple[str, Any]]:
         self._found.append(value)
+        if torch.nn.parameter.is_lazy(value):  # it has no values yet
+            return
         if value.is_leaf and value.grad is not None:
             yield ".grad", value.grad
         yield from ((f".{name}", one) for name, one in vars(value).items())
@@ -163,8 +165,10 @@ class Snapshot:
             yield "._local_tensor", value._local_tensor  # type: ignore[attr-defined]
         if inner or value.is_meta:
             return
-        if value.layout is not torch.strided or torch.nn.parameter.is_lazy(value):
-            self.left[f"a {value.layout} tensor"] = "such tensors are not copied"
+        if value.layout is not torch.strided:
+            if (nbytes := _nbytes_of_sparse(value)) < 0:
+                self.left[f"a {value.layout} tensor"] = "such tensors are not copied"
+            self.nbytes += max(0, nbytes)
             return
         storage = value.untyped_storage()
         if storage._cdata not in self._storages:
@@ -283,7 +287,7 @@ def _keeping(value: Any) -> list[Action]:
     elif issubclass(kind, np.random.Generator):
         found += _keeping(value.bit_generator)
     elif issubclass(kind, dict):
-        found.append(functools.partial(_set_dict, value, dict(value), list(dict.keys(value))))
+        found.append(functools.partial(_set_dict, value, list(_methods(value).items(value))))
     elif issubclass(kind, list):
         found.append(functools.partial(list.__setitem__, value, slice(None), list(value)))
     elif issubclass(kind, bytearray):
@@ -297,6 +301,8 @@ def _keeping(value: Any) -> list[Action]:
         kept = _OF_DDP if issubclass(kind, DistributedDataParallel) else ()
         copied = {name: one for name, one in attributes.items() if name not in kept}
         found.append(functools.partial(_set_attributes, attributes, copied, kept))
+    if issubclass(kind, torch.nn.modules.lazy.LazyModuleMixin):  # its first forward changes its class
+        found.append(functools.partial(setattr, value, "__class__", kind))
     found += [
         functools.partial(object.__setattr__, value, name, getattr(value, name))
         for name in _slots(kind)
@@ -305,7 +311,53 @@ def _keeping(value: Any) -> list[Action]:
     return found
 
 
+def _nbytes_of_sparse(value: torch.Tensor) -> int:
+    """Return the size of a sparse tensor; -1 for another layout."""
+    if value.layout is torch.sparse_coo:
+        parts = [value._indices(), value._values()]
+    elif value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [value.crow_indices(), value.col_indices(), value.values()]
+    elif value.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = [value.ccol_indices(), value.row_indices(), value.values()]
+    else:
+        return -1
+    return sum(one.numel() * one.element_size() for one in parts)
+
+
+def _keeping_sparse(value: torch.Tensor) -> list[Action]:
+    """Return a function that restores a sparse tensor, also if it has another number of elements by then."""
+    saved = value.detach().clone()
+    gradient = value.grad if value.is_leaf else None
+
+    def put_back() -> None:
+        value.data = saved.clone()  # the copy must not change in the second run
+        if value.is_leaf and value.grad is not gradient:
+            value.grad = gradient
+
+    return [put_back]
+
+
+def _keeping_lazy(value: Any) -> list[Action]:
+    """Return a function that makes a parameter or buffer uninitialized again, if its module has given it a shape."""
+    kind, attributes = type(value), dict(vars(value))
+    empty = functools.partial(torch.empty, 0, dtype=value.data.dtype, device=value.data.device)
+
+    def put_back() -> None:
+        if type(value) is not kind:
+            value.grad = None
+            value.data = empty()
+            value.__class__ = kind
+            vars(value).clear()
+            vars(value).update(attributes)
+
+    return [put_back]
+
+
 def _keeping_tensor(value: torch.Tensor) -> list[Action]:
+    if torch.nn.parameter.is_lazy(value):
+        return _keeping_lazy(value)
+    if _nbytes_of_sparse(value) >= 0:
+        return _keeping_sparse(value)
     gradient, alias, requires_grad = value.grad if value.is_leaf else None, value.detach(), value.requires_grad
     attributes = dict(vars(value))
     is_plain = getattr(value, "_local_tensor", None) is None and not value.is_meta and value.layout is torch.strided
@@ -356,14 +408,20 @@ def _set_class(value: type, attributes: Mapping[str, Any]) -> None:
                 setattr(value, name, one)
 
 
-def _set_dict(value: dict[Any, Any], items: Mapping[Any, Any], keys: list[Any]) -> None:
-    if list(dict.keys(value)) != keys:
-        if isinstance(value, OrderedDict):  # `dict.clear` would break its order
-            OrderedDict.clear(value)
-            OrderedDict.update(value, items)
-        else:
-            dict.clear(value)
-    dict.update(value, items)
+def _methods(value: dict[Any, Any]) -> type[dict[Any, Any]]:
+    """Return the class whose methods read and change a dict, without those that a subclass overrides.
+
+    An `OrderedDict` has its own order, which the methods of `dict` do not change.
+    """
+    return OrderedDict if isinstance(value, OrderedDict) else dict
+
+
+def _set_dict(value: dict[Any, Any], items: list[tuple[Any, Any]]) -> None:
+    methods = _methods(value)
+    if list(methods.keys(value)) != [key for key, _ in items]:
+        methods.clear(value)
+    for key, one in items:
+        methods.__setitem__(value, key, one)
 
 
 def _set_attributes(value: dict[str, Any], items: Mapping[str, Any], kept: Collection[str]) -> None:

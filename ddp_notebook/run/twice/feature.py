@@ -24,7 +24,7 @@ def ddp_twice(commands: Commands, line: str, cell: str) -> None:
     from ddp_notebook.run.twice.twice import run_twice
 
     session = commands().of_session()
-    print(run_twice(session._parts, session.run, cell))
+    print(run_twice(session._parts, session._run_in_slot, cell))
 
 
 FEATURE = NotebookFeature(

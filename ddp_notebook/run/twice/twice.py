@@ -13,6 +13,7 @@ from ddp_notebook.records.names import listed, readable
 from ddp_notebook.records.units import size
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.interrupt import uninterrupted
+from ddp_notebook.run.cells.run_queue import QueueSlot
 
 if TYPE_CHECKING:
     from ddp_notebook.run.session_parts import SessionParts
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _KINDS = ("batch", "local gradient", "gradient", "parameter")  # in the order of a step
 _RESERVE = 0.9  # share of the free memory that copies may take
 _PUT_BACK_S = 30.0
+_OF_PROCESS = "RLIMIT"  # limits with this word are those of one process
 _FILES = "Files are not restored between the two runs"
 
 
@@ -68,11 +70,11 @@ def _plural(kind: str, count: int) -> str:
 def run_twice(parts: SessionParts, run: Callable[..., object], code: str) -> TwiceResult:
     """Run a cell twice on all ranks from the same state. See `%%ddp_twice`.
 
-    If a run fails or is stopped, the ranks get the state from before the cell.
+    If a run fails or is stopped, the ranks get the state from before the cell. Jobs that start in the meantime wait.
 
     Args:
         parts: the core of the session.
-        run: `Session.run`.
+        run: `Session._run_in_slot`.
         code: the cell.
 
     Raises:
@@ -80,6 +82,11 @@ def run_twice(parts: SessionParts, run: Callable[..., object], code: str) -> Twi
         Exception: the error of the cell.
     """
     parts.liveness.check()
+    with QueueSlot(parts.cells.run_queue):
+        return _run_twice(parts, run, code)
+
+
+def _run_twice(parts: SessionParts, run: Callable[..., object], code: str) -> TwiceResult:
     ranks = list(parts.cluster.ranks)
 
     def ask(make: Any) -> dict[int, dict[str, Any]]:
@@ -123,17 +130,18 @@ def _check(facts: Mapping[int, Mapping[str, Any]], placement: Any) -> tuple[str,
             f"the cell cannot run twice from the same state: it reads {places}, whose position cannot be restored. "
             "Create it in the cell, or delete it"
         )
-    of_host: dict[str, list[int]] = {}
-    for rank in facts:
-        of_host.setdefault(str(placement.names_of_machines[rank]) if placement.names_of_machines else "", []).append(
-            rank
-        )
-    for ranks in of_host.values():
-        needed, free = sum(facts[rank]["nbytes"] for rank in ranks), min(facts[rank]["free"] for rank in ranks)
-        if 0 <= free * _RESERVE < needed:
+    sharing: dict[tuple[str, str], list[int]] = {}  # ranks by host, and by memory that they share
+    for rank, one in facts.items():
+        host = str(placement.names_of_machines[rank]) if placement.names_of_machines else ""
+        for what in one["free"]:
+            own = str(rank) if _OF_PROCESS in what else host
+            sharing.setdefault((own, what), []).append(rank)
+    for (_, what), ranks in sharing.items():
+        needed, free = sum(facts[rank]["nbytes"] for rank in ranks), min(facts[rank]["free"][what] for rank in ranks)
+        if free * _RESERVE < needed:
             raise UsageError(
                 f"a copy of the variables of {list_ranks(ranks)} needs {size(needed)}, but only {size(free)} of memory "
-                "are free: delete variables that the cell does not need"
+                f"are free ({what}): delete variables that the cell does not need"
             )
     left = {place: why for one in facts.values() for place, why in one["left"].items()}
     if not left:
