@@ -77,6 +77,10 @@ class SessionFeature:
         """
         return False
 
+    def notices(self) -> Sequence[str]:
+        """Return messages to show once while a cell runs. Called each second then, in the thread that waits for it."""
+        return ()
+
     def unended(self) -> Sequence[Any]:
         """Return the background cells that have not ended, as `BusyCells` accepts them."""
         return ()
@@ -130,6 +134,7 @@ class SessionHooks:
         self.cell_ended = self._of("cell_ended")
         self.cell_named = self._of("cell_named")
         self.survives = self._of("survives")
+        self.notices = self._of("notices")
         self.rank_moved = self._of("rank_moved")
         self.before_renumbering = self._of("before_renumbering")
         self.renumbered = self._of("renumbered")

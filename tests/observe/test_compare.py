@@ -210,8 +210,8 @@ def test_the_first_differing_tensor_is_named_by_rank():
     first = numbers.first
     assert first is not None and (first.kind, first.step, first.ranks, first.clean_step) == ("input", 7, (1,), 6)
     assert str(first) == (
-        "the input of all_reduce (cell line 7) differs from step 7 on, on rank 1 of 2: 8 in A and 8.0010004 in B (element 1) "
-        "on rank 1, 0.01 % apart; in step 19 0.06 %"
+        "the input of all_reduce (cell line 7) differs from step 7 on, on rank 1 of 2: 8 in A and 8.0010004 in B "
+        "(element 1) on rank 1, 0.01 % apart; in step 19 0.06 %"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+import ddp_notebook
 from ddp_notebook.errors import RankError
 from ddp_notebook.observe.report.memory_growth import growing_alone, growth_of
 from ddp_notebook.rank.sharding import out_of_memory
 from ddp_notebook.records.schema import RESOURCE, Rows
-from ddp_notebook.run.sharding.out_of_memory import QUESTION, OutOfMemory, explained, why
+from ddp_notebook.run.sharding.out_of_memory import QUESTION, OutOfMemory, explained, why, why_of_file
+from ddp_notebook.widgets import simulate as simulate_ranks
 from tests.observe.synthetic import simulate
 
 GB, S = 10**9, 10**9
@@ -173,15 +176,55 @@ if rank == 1:
 """
 
 
-def test_a_rank_that_ran_out_of_memory_is_explained(make_session):
+def test_a_rank_that_ran_out_of_memory_is_explained(make_session, tmp_path):
     session = make_session(2)
     assert str(_why(session)).startswith("No rank has had an out-of-memory error since its start.")
     with pytest.raises(RankError, match="allocate"):
         session.run(_LEAKS)
     found = _why(session)
+    path = session.recording.save(tmp_path / "run.npz")
     session.run("resource.setrlimit(resource.RLIMIT_AS, before); del kept, model")
     assert list(found.last) == [1] and found.last[1]["requested"] == 40_000_000
     assert found.last[1]["activations"]["model"] >= 80_000_000 and found.last[1]["parameters"] == 4_004_000
     text = str(found)
     assert text.startswith("Rank 1 ran out of memory in cell line 9") and "(address space, RLIMIT_AS)" in text
     assert "Near the limit: rank 1 " in text and "; not: rank 0." in text
+    saved = why_of_file(str(path))
+    assert saved.last[1] == json.loads(json.dumps(found.last[1])) and list(saved.last) == [1]
+    assert str(saved).splitlines()[0] == text.splitlines()[0] and "Near the limit: rank 1 " in str(saved)
+    (sentence,) = (one for lines in ddp_notebook.load(path).findings.values() for one in lines)
+    assert sentence.startswith("Rank 1 ran out of memory in cell line 9")
+    nothing = why_of_file(str(simulate_ranks(world_size=2, steps=4).save(tmp_path / "none.npz")))
+    assert str(nothing).startswith("No rank has had an out-of-memory error in this recording.")
+
+
+def test_an_error_of_a_gpu_is_compared_with_the_gpu():
+    gpu = {"total": 80 * GB, "reserved": 60 * GB, "others": 15 * GB, "free": 5 * GB, "allocated": 50 * GB}
+    found = str(explained(simulate(world_size=2), {0: _FACTS | {"gpu": gpu, "is_of_gpu": True}}, {}, _rows([1])))
+    assert found.splitlines()[0].startswith(
+        "Rank 0 ran out of memory in cell line 3, in model.1: it requested 2.0 GB. The GPU"
+    )
+    assert "RLIMIT_AS" not in found and "Near the limit: rank 0 94 %" in found
+
+
+_GROWS = """
+import time
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(10, 1))
+optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.1), []
+for step in range({steps}):
+    optimizer.zero_grad()
+    model(torch.randn(4, 10)).sum().backward()
+    optimizer.step()
+    if rank in {leaking}:
+        kept.append(torch.ones(4_000_000))
+    time.sleep(0.5)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("leaking", "count"), [([1], 1), ([0, 1], 0), ([], 0)])
+def test_growth_of_one_rank_is_reported_once_while_the_cell_runs(session, capsys, leaking, count):
+    session.run(_GROWS.format(steps=50, leaking=leaking))
+    session.run("del kept")
+    told = capsys.readouterr().err.count("the resident memory of rank 1 alone grows: from ")
+    assert told == count

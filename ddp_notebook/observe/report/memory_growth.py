@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.observe.tables.ring_buffer import select
-from ddp_notebook.records.schema import Rows
+from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms, size
 
+_OPTIMIZER = SPANS.index("optimizer")
 _BEGUN = 0.05  # share of the growth below which the memory counts as not yet grown
 _LEAST_BYTES = 64 << 20  # a smaller growth is not told
 _FEWEST = 10  # samples, one per second
@@ -90,3 +92,21 @@ def growing_alone(rows: Rows) -> Growth | None:
     if any(bytes_ > _ALONE * grown[alone] for rank, bytes_ in grown.items() if rank != alone):
         return None
     return growth_of(rows, alone)
+
+
+def growing_in_last_cell(recording: RowSource) -> tuple[int, Growth] | None:
+    """Return the last cell with optimizer steps, and the only rank whose memory grows since its second step.
+
+    Returns None if no rank grows alone, see `growing_alone`.
+    """
+    spans = recording.rows("span")
+    steps = select(spans, spans["kind"] == _OPTIMIZER)
+    if not len(steps):
+        return None
+    cell = int(steps["cell"].max())
+    steps = select(steps, (steps["cell"] == cell) & (steps["step"] >= 1))
+    rows = recording.rows("resource")
+    if not len(steps):
+        return None
+    found = growing_alone(select(rows, rows["time_ns"] >= steps["end_ns"].min()))
+    return None if found is None else (cell, found)

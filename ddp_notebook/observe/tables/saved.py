@@ -55,6 +55,7 @@ def save(recorded: RecordedTables, path: str | os.PathLike[str]) -> Path:
         "baseline": None if recorded.baseline is None else dict(recorded.baseline),
         "aside": sorted(recorded.aside),
         "findings": sorted(recorded.findings.items()),
+        "out of memory": sorted(recorded._out_of_memory.items()),
         "dropped": sorted(recorded.store.dropped.items()),
         "clock": recorded.clock.to_json(),
         "former": [[one.rank, one.clock.to_json(), _in_file(one.ends, first, indexes)] for one in recorded.former],
@@ -109,6 +110,7 @@ def restore(arrays: Any, make: Callable[..., _T]) -> _T:
     recorded.baseline = head["baseline"]
     recorded.aside.update(head.get("aside", ()))
     recorded.findings.update((int(cell), tuple(map(str, found))) for cell, found in head.get("findings", ()))
+    recorded._out_of_memory.update((int(rank), dict(facts)) for rank, facts in head.get("out of memory", ()))
     data, at = arrays["tensors"].tobytes(), 0
     tensors = []
     for rank, call, side, own_call, dtype, shape, nbytes in head["tensors"]:

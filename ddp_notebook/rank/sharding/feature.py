@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.messages.ranks import RunCell
@@ -27,6 +27,9 @@ class ShardingFeature(Feature):
         if self.core.shell is not None:
             where = self.core.network.where
             out_of_memory.note(error, self.core.shell.user_ns, lambda: where.of_traceback(error.__traceback__))
+
+    def cell_facts(self) -> Sequence[Sequence[Any]]:
+        return out_of_memory.take_fact()
 
     def explain(self, error: BaseException) -> str:
         return mistakes.explain_unsharded(error)

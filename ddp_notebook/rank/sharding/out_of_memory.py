@@ -26,7 +26,9 @@ _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _MOST_NODES = 20_000
 _MOST_STEPS = 32  # nodes between a node and the parameters of its module
 _MOST_MODULES = 64
+FACT = "out-of-memory"  # name of the fact that the notebook gets
 _last: dict[str, Any] | None = None
+_is_new = False  # the notebook does not have the last facts yet
 
 
 def note(error: BaseException, namespace: Mapping[str, Any], site: Callable[[], str]) -> None:
@@ -37,12 +39,13 @@ def note(error: BaseException, namespace: Mapping[str, Any], site: Callable[[], 
         namespace: variables of the cell.
         site: returns the line of the user's code that has raised the error.
     """
-    global _last
+    global _last, _is_new
     if not any(is_about_memory(one) for one in chain(error)):
         return
     with reserve.lent(), contextlib.suppress(Exception):  # a user object may raise, and memory may be used up again
         _last = None  # an earlier error must not explain this one
         _last = _facts(error, namespace, site())
+        _is_new = True
 
 
 def is_about_memory(error: BaseException) -> bool:
@@ -54,6 +57,15 @@ def is_about_memory(error: BaseException) -> bool:
     """
     kinds = shortages.kinds(error)  # EAGAIN may also mean that no thread can start, or that a socket is not ready
     return isinstance(error, torch.OutOfMemoryError) or (shortages.MEMORY in kinds and shortages.PROCESSES not in kinds)
+
+
+def take_fact() -> list[list[Any]]:
+    """Return the facts of an error of this cell for `CellDone`, once; [] if there was none."""
+    global _is_new
+    if not _is_new or _last is None:
+        return []
+    _is_new = False
+    return [[FACT, 0, _last]]
 
 
 def told() -> dict[str, Any]:
@@ -86,6 +98,7 @@ def _facts(error: BaseException, namespace: Mapping[str, Any], site: str) -> dic
         "site": site,
         "module": modules[-1] if modules else "",
         "requested": requested_bytes(str(failed)),
+        "is_of_gpu": isinstance(failed, torch.OutOfMemoryError),
         "activations": dict(by_module.most_common(_MOST_MODULES)),
         "variables": _variables(namespace, of_models),
         "time_ns": time.monotonic_ns(),

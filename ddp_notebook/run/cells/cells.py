@@ -49,6 +49,7 @@ class CellHooks(Protocol):
     cell_ended: list[Callable[..., Any]]
     cell_named: list[Callable[..., Any]]
     survives: list[Callable[..., Any]]
+    notices: list[Callable[..., Any]]
 
 
 class Cells:
@@ -85,7 +86,7 @@ class Cells:
         self.recovery = Recovery(cluster, questions, arrivals.on_replaced, heals=heals)
         self._hooks = hooks
         self._check = check
-        self.notices = notices
+        self._notices_of_hosts = notices
         self._grace_s = grace_s
         self._hang_after_s = hang_after_s
         self._folds = folds
@@ -99,6 +100,10 @@ class Cells:
         self.elsewhere: ForeignCells | None = None  # cells of the driver; None: this notebook is the driver
         self._closed = False
         self._groups_made = 0  # largest number of groups that a rank has counted
+
+    def notices(self) -> list[str]:
+        """Return new messages about the hosts of the ranks and from features, while a cell runs."""
+        return [*self._notices_of_hosts(), *(text for look in self._hooks.notices for text in look())]
 
     # ---- running one
 
@@ -147,7 +152,7 @@ class Cells:
                 if target is not None:
                     screen = self.screen(ranks, target, waiter, interrupts, beside, folds)
                     self._arrivals.show_text_between_cells(screen)
-                    for note in [*notes, *self.notices()]:
+                    for note in [*notes, *self._notices_of_hosts()]:
                         screen.note(note)
                     run.note = screen.note
                 self._codes[run.number] = code

@@ -54,6 +54,10 @@ class CellFindings(SessionFeature):
             facts = _with_bucket(facts, self._recordings.now, run.number, step, was_finite=was_finite)
         found = [one for one in findings_of(facts, sorted(results)) if one.name not in silenced]
         self._keep(run.number, found)
+        if self._recordings is not None and any(name == "out-of-memory" for own in facts.values() for name, *_ in own):
+            from ddp_notebook.run.sharding.out_of_memory import keep
+
+            keep(self._recordings.now, run.number, facts)
         return [] if self.parts.options.quiet_findings else _lines(found)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from ddp_notebook.records.words import list_ranks
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.tables.matching import RowSource
+    from ddp_notebook.observe.tables.recorded import RecordedTables
 
 _HELD = ("parameters", "buffers", "gradients", "optimizer_state")
 _NEAR = 0.8  # share of the limit
@@ -33,10 +34,12 @@ class OutOfMemory:
     growth: Mapping[int, Growth]  # growth by rank; ranks whose memory did not grow are left out
     steps: Mapping[int, int]  # optimizer steps that the rank had taken when its memory began to grow
     others: int | None  # bytes of all other processes of the host; None: unknown, or several hosts
+    is_live: bool = True  # False: from a saved recording
 
     def __str__(self) -> str:
         if not self.last:
-            return "\n".join(["No rank has had an out-of-memory error since its start.", *self._near(), *self._host()])
+            none = "since its start" if self.is_live else "in this recording"
+            return "\n".join([f"No rank has had an out-of-memory error {none}.", *self._near(), *self._host()])
         lines = [_sentence(rank, one) for rank, one in sorted(self.last.items())]
         lines += ["", *_table(self.last), ""]
         for rank, one in sorted(self.last.items()):
@@ -47,10 +50,9 @@ class OutOfMemory:
         return "\n".join([*lines, *self._near(), *self._host()])
 
     def _near(self) -> list[str]:
-        limits = {rank: one["limit"] for rank, one in {**self.now, **self.last}.items() if one["limit"]}
-        if not limits:
+        shares = {rank: share for rank, one in {**self.now, **self.last}.items() if (share := _share(one)) is not None}
+        if not shares:
             return []
-        shares = {rank: used / limit for rank, (_, used, limit, _) in limits.items()}
         near = [f"rank {rank} {percent(share)}" for rank, share in sorted(shares.items()) if share >= _NEAR]
         if not near:
             most = max(shares.values())
@@ -62,7 +64,44 @@ class OutOfMemory:
         return [] if self.others is None else [f"Other processes of the host use {size(self.others)}."]
 
 
+def _share(one: Mapping[str, Any]) -> float | None:
+    """Return the used share of the memory of a rank: of its GPU, if that had the error or the rank has no limit."""
+    gpu = one.get("gpu")
+    if gpu and (one.get("is_of_gpu") or not one["limit"]):
+        return float(1 - gpu["free"] / gpu["total"])
+    return float(one["limit"][1] / one["limit"][2]) if one["limit"] else None
+
+
 QUESTION = "out_of_memory.told()"
+_FACT = "out-of-memory"  # see `rank.sharding.out_of_memory`
+
+
+def keep(recording: RecordedTables, cell: int, facts: Mapping[int, Sequence[Sequence[Any]]]) -> None:
+    """Keep the facts of the ranks that ran out of memory in a cell, and a sentence for its report.
+
+    Args:
+        recording: the recording of the session.
+        cell: number of the cell.
+        facts: by rank: name, step and details of each fact about the cell.
+    """
+    for rank, own in sorted(facts.items()):
+        for name, _, details in own:
+            if name == _FACT:
+                recording._out_of_memory[rank] = dict(details)
+                found = recording.findings.get(cell, ())
+                recording.findings[cell] = (*found, _sentence(rank, details).rstrip("."))
+
+
+def why_of_file(path: str) -> OutOfMemory:
+    """Explain the out-of-memory errors of a saved recording.
+
+    Raises:
+        RecordingError: the file is not a recording.
+    """
+    from ddp_notebook.observe.files import load
+
+    recording = load(path)
+    return explained(recording, recording._out_of_memory, {}, recording.rows("resource"), is_live=False)
 
 
 def why(told: Mapping[int, Mapping[str, Any]], recording: RowSource) -> OutOfMemory:
@@ -76,7 +115,14 @@ def why(told: Mapping[int, Mapping[str, Any]], recording: RowSource) -> OutOfMem
     return explained(recording, last, {rank: one["now"] for rank, one in told.items()}, recording.rows("resource"))
 
 
-def explained(recording: RowSource, last: Mapping[int, Any], now: Mapping[int, Any], resources: Rows) -> OutOfMemory:
+def explained(
+    recording: RowSource,
+    last: Mapping[int, Any],
+    now: Mapping[int, Any],
+    resources: Rows,
+    *,
+    is_live: bool = True,
+) -> OutOfMemory:
     """Combine the facts of the ranks with recorded rows.
 
     Args:
@@ -84,6 +130,7 @@ def explained(recording: RowSource, last: Mapping[int, Any], now: Mapping[int, A
         last: facts of ranks with an error, see `rank.sharding.out_of_memory`.
         now: memory of each rank.
         resources: rows of `records.RESOURCE`.
+        is_live: the ranks were asked, so ranks without facts had no error.
     """
     found = {rank: growth_of(resources, rank) for rank in last}
     growth = {rank: one for rank, one in found.items() if one is not None}
@@ -94,7 +141,8 @@ def explained(recording: RowSource, last: Mapping[int, Any], now: Mapping[int, A
         own = own[own["cell"] == own["cell"].max(initial=0)]
         if len(own) and own["start_ns"].min() <= one.end_ns:
             steps[rank] = int((own["end_ns"] <= one.begin_ns).sum())
-    return OutOfMemory(last=last, now=now, growth=growth, steps=steps, others=_others(recording, resources))
+    others = _others(recording, resources)
+    return OutOfMemory(last=last, now=now, growth=growth, steps=steps, others=others, is_live=is_live)
 
 
 def _others(recording: RowSource, resources: Rows) -> int | None:
@@ -110,7 +158,7 @@ def _sentence(rank: int, one: Mapping[str, Any]) -> str:
     where += f", in {readable(one['module'])}" if one["module"] else ""
     requested = f"it requested {size(one['requested'])}" if one["requested"] >= 0 else "an allocation failed"
     text = f"Rank {rank} ran out of memory{where}: {requested}"
-    if one["limit"]:
+    if one["limit"] and not one.get("is_of_gpu"):  # the limits of the host say nothing about a GPU
         left, used, limit, what = one["limit"]
         text += f" when {size(used)} of {size(limit)} were in use ({what})"
         if 0 < left < one["requested"]:
