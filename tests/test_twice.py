@@ -146,7 +146,7 @@ def test_limits_of_cgroups_and_processes_are_checked():
         _check(own, OneHost())
 
 
-def test_a_rank_near_its_own_limit_is_refused_before_the_first_run(session):
+def test_a_rank_near_its_own_limit_is_refused(session):
     session.run(
         "import resource; ran, large = [], torch.zeros(60_000_000); limits = resource.getrlimit(resource.RLIMIT_AS)"
     )

@@ -97,7 +97,7 @@ train(int(sys.argv[1]))
 
 
 @pytest.mark.long
-def test_recordings_of_scripts_answer_the_questions_of_a_notebook(tmp_path, capsys):
+def test_recordings_of_scripts_give_the_same_answers(tmp_path, capsys):
     """`%ddp_nan`, `%ddp_diff` and `%ddp_forecast` need no ranks and no notebook."""
     path = tmp_path / "train.py"
     path.write_text(_TRAINS)

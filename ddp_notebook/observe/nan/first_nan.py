@@ -95,12 +95,11 @@ def first_nan(recording: RecordedTables, cell: int | None = None) -> FirstNan:
     parts = [str(one) for one in _related(metrics, last_clean)[:1]]
     parts.append(_sent(first, step, is_exact, gradients))
     parts.append(_clean(step, last_clean, gradients))
-    loaded = [text for rank in ranks if (text := loaded_samples(recording, chosen, rank, step))]
-    if len(ranks) == 1:
-        parts += loaded
+    loaded = _loaded(recording, chosen, ranks, step)
+    parts += loaded[: len(ranks) == 1]
     details = [
         *_more(found, first, gradients),
-        *(loaded[:_MOST_RANKS] if len(ranks) > 1 else ()),
+        *loaded[len(ranks) == 1 :],
         *(f"{one}" for one in metrics if str(one) != parts[0]),
         *_advice(step, last_clean, is_exact, first),
         *(_earlier(recording, calls, cells, chosen) if last_clean is None and not some else []),
@@ -183,6 +182,10 @@ def _clean(step: int, last_clean: int | None, gradients: GradientInputs) -> str:
         return f"step {last_clean:,} was clean"
     earlier = [one for one in gradients.looked_at_steps.tolist() if one < step]
     return "no earlier step was recorded" if step and not earlier else "no recorded step was clean"
+
+
+def _loaded(recording: RecordedTables, cell: int, ranks: Sequence[int], step: int) -> list[str]:
+    return list(filter(None, (loaded_samples(recording, cell, rank, step) for rank in ranks[:_MOST_RANKS])))
 
 
 def _more(found: Sequence[BadGradient], first: Sequence[BadGradient], gradients: GradientInputs) -> list[str]:

@@ -144,7 +144,7 @@ def _run(recording: RowSource, cell: int, spans: Rows, calls: Rows) -> TrainingR
 def run_of_steps(
     recording: RowSource, cell: int, of_rank: Mapping[int, tuple[Numbers, Numbers]], calls: Rows
 ) -> TrainingRun | None:
-    """Return the training run with these steps; None if there is no step.
+    """Return the training run with these steps, or None without steps.
 
     Args:
         recording: the recorded tables.

@@ -8,6 +8,7 @@ text_table       texts by number
 meanings         codes, texts and rows as objects
 collectives      calls as a sequence
 rpc_rows         RPC calls, remote references, distributed autograd
+distinct         distinct combinations of values in columns
 matching         matches a collective on all its ranks, and the two ends of a message
 parts            rows of one cell, and other parts of a recording
 frames           tables for pandas

@@ -33,7 +33,7 @@ def distinct(*columns: npt.NDArray[Any]) -> tuple[Numbers, Numbers]:
         low, high = int(column.min()), int(column.max())
         of, count = _compacted(of * (high - low + 1) + (column.astype(np.int64) - low), count * (high - low + 1))
     first = np.empty(count, np.int64)
-    first[of[::-1]] = np.arange(len(of))[::-1]  # of equal indexes, NumPy keeps the last assignment
+    first[of[::-1]] = np.arange(len(of))[::-1]  # NumPy keeps the last assignment to an index
     return first, of
 
 

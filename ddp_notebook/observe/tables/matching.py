@@ -201,7 +201,7 @@ def _match(
 
     is_last = arrived == all_arrived[of]
     last = np.empty(len(counts), np.int64)
-    last[of[is_last]] = np.flatnonzero(is_last)  # of several last arrivals, NumPy keeps the last assignment
+    last[of[is_last]] = np.flatnonzero(is_last)  # NumPy keeps the last assignment to an index
     ended = np.maximum(np.maximum.reduceat(ends, first[:-1]), all_arrived)
     errors = np.array([recording.clock_error_ns(one) for one in range(int(rank.max()) + 1)], np.int64)
     waited = all_arrived[of] - arrived

@@ -33,6 +33,10 @@ _OPEN = (  # objects whose position or process cannot be copied
     *(io.IOBase, socket.socket, subprocess.Popen, multiprocessing.process.BaseProcess, threading.Thread),
     *(types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, dataloader._MultiProcessingDataLoaderIter),
 )
+_GENERATORS = (
+    *(torch.Generator, random.Random),
+    *(np.random.RandomState, np.random.BitGenerator, np.random.Generator),
+)
 _OF_DDP = ("reducer", "logger")  # a second reference would keep the hooks of an old reducer
 Action = Callable[[], object]
 
@@ -276,16 +280,8 @@ def _keeping(value: Any) -> list[Action]:
     if issubclass(kind, type):
         return [functools.partial(_set_class, value, dict(vars(value)))]
     found: list[Action] = []
-    if issubclass(kind, torch.Generator):
-        found.append(functools.partial(value.set_state, value.get_state()))
-    elif issubclass(kind, random.Random):
-        found.append(functools.partial(value.setstate, value.getstate()))
-    elif issubclass(kind, np.random.RandomState):
-        found.append(functools.partial(value.set_state, value.get_state(legacy=False)))
-    elif issubclass(kind, np.random.BitGenerator):
-        found.append(functools.partial(setattr, value, "state", value.state))
-    elif issubclass(kind, np.random.Generator):
-        found += _keeping(value.bit_generator)
+    if issubclass(kind, _GENERATORS):
+        found += _keeping_generator(value)
     elif issubclass(kind, dict):
         found.append(functools.partial(_set_dict, value, list(_methods(value).items(value))))
     elif issubclass(kind, list):
@@ -309,6 +305,18 @@ def _keeping(value: Any) -> list[Action]:
         if hasattr(value, name) and isinstance(getattr(kind, name, None), types.MemberDescriptorType)
     ]
     return found
+
+
+def _keeping_generator(value: Any) -> list[Action]:
+    """Return a function that restores a generator of random numbers."""
+    if isinstance(value, torch.Generator):
+        return [functools.partial(value.set_state, value.get_state())]
+    if isinstance(value, random.Random):
+        return [functools.partial(value.setstate, value.getstate())]
+    if isinstance(value, np.random.RandomState):
+        return [functools.partial(value.set_state, value.get_state(legacy=False))]
+    bits = value.bit_generator if isinstance(value, np.random.Generator) else value
+    return [functools.partial(setattr, bits, "state", bits.state)]
 
 
 def _nbytes_of_sparse(value: torch.Tensor) -> int:
