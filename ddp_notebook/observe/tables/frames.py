@@ -64,7 +64,7 @@ def to_pandas(recording: RecordedTables, table: str, rows: Rows) -> Any:
             columns["group_name"] = _in_words(column, lambda number: recording.group_of(number)["name"])
         elif name in TEXTS[table]:
             columns[name] = _in_words(column, recording.text)
-        elif name == "first":
+        elif (table, name) == ("value", "first"):
             dtypes = recording.store.texts.of(rows["dtype"])
             columns[name] = [first_values(row, dtype) for row, dtype in zip(rows, dtypes, strict=True)]
         else:
