@@ -99,7 +99,7 @@ VERDICTS = {
         views(waits(0, "all_reduce", 5, ranks=(0, 2), origin="ddp", loop=loop(2, 3)), ended(2, loop=loop(2, 3))),
         "rank 2 has ended the cell without all_reduce #5, which rank 0 waits in: rank 2 has made 2 optimizer "
         "steps with "
-        "3 batches, and rank 0 waits in step 3",
+        "3 batches, and rank 0 waits after 2 steps",
     ),
     "ended, in DDP with less data": (
         views(
@@ -107,9 +107,8 @@ VERDICTS = {
             ended(2, loop=loop(2, 2, ended=("loader",))),
         ),
         "rank 2 has ended the cell without all_reduce #5, which rank 0 waits in: rank 2 has made 2 optimizer "
-        "steps with "
-        "2 batches, and rank 0 waits in step 3. The data of rank 2 ended after 2 batches, and rank 0 has taken 3: put "
-        "`with Join([model]):` around the loop, or give all ranks as many batches",
+        "steps with 2 batches, and rank 0 waits after 2 steps. The data of rank 2 ended after 2 batches, and rank 0 "
+        "has taken 3: put `with Join([model]):` around the loop, or give all ranks as many batches",
     ),
     "ended, in DDP after a pass of equal length": (
         views(
@@ -118,7 +117,7 @@ VERDICTS = {
         ),
         "rank 2 has ended the cell without all_reduce #5, which rank 0 waits in: rank 2 has made 4 optimizer "
         "steps with "
-        "4 batches, and rank 0 waits in step 5",
+        "4 batches, and rank 0 waits after 4 steps",
     ),
     "ended, in FSDP with less data": (
         views(
@@ -127,7 +126,7 @@ VERDICTS = {
         ),
         "rank 2 has ended the cell without all_gather_single #5, which rank 0 waits in: rank 2 has made 1 "
         "optimizer step "
-        "with 1 batch, and rank 0 waits in step 2. The data of rank 2 ended after 1 batch, and rank 0 has "
+        "with 1 batch, and rank 0 waits after 1 step. The data of rank 2 ended after 1 batch, and rank 0 has "
         "taken 2: give "
         "all ranks as many batches, because FSDP supports no Join",
     ),

@@ -51,7 +51,7 @@ def train(model, opt, batches, skip=lambda step: False, lacks=lambda step: False
 def loader(batches): return DataLoader(torch.ones(batches * 2, 4), batch_size=2)
 """
 _IN = "rank 1 has ended the cell without {} #\\d+, which rank 0 waits in"
-_STEPS = ": rank 1 has made {}, and rank 0 waits in step 3"
+_STEPS = ": rank 1 has made {}, and rank 0 waits after 2 steps"
 _TO_0 = "rank 1 has ended the cell without the send to rank 0{} that recv #\\d+ of rank 0 waits for"
 HANGS = {  # program -> the reason
     "a collective on one rank": ("if rank == 0: dist.all_reduce(torch.ones(3))", _IN.format("all_reduce")),
@@ -121,7 +121,7 @@ HANGS = {  # program -> the reason
     "less data in the second epoch": (
         "model, optimizer = make()\nfor epoch in range(2): train(model, optimizer, loader(3 - rank * epoch))",
         _IN.format("all_reduce")
-        + ": rank 1 has made 5 optimizer steps with 5 batches, and rank 0 waits in step 6"
+        + ": rank 1 has made 5 optimizer steps with 5 batches, and rank 0 waits after 5 steps"
         + re.escape(
             ". The data of rank 1 ended after 2 batches, and rank 0 has taken 3: put `with Join([model]):` around the "
             "loop, or give all ranks as many batches"

@@ -56,7 +56,7 @@ def test_bypass_by_the_module(run, session, logs):
     if logs:
         code += "    dist.all_reduce(loss.detach())\n"
     assert run(code) == [
-        f"step {first + 1}: gradients of model were not averaged: its own forward did not run; call model(...), not a "
+        f"step {first}: gradients of model were not averaged: its own forward did not run; call model(...), not a "
         "module inside it (# ddp: ok ddp-bypassed)"
     ]
     assert "were not averaged" in str(session.recording.report())
@@ -74,7 +74,7 @@ def test_gradients_averaged_by_hand(run):
 
 def test_no_sync_around_each_step(run):
     code = MODEL + "with model.no_sync():" + LOOP.format(forward="model(x)").replace("\n", "\n    ")
-    assert [line.partition(":")[0] for line in run(code)] == ["step 1"]
+    assert [line.partition(":")[0] for line in run(code)] == ["step 0"]
     assert "no_sync" in run(code)[0]
 
 
@@ -96,7 +96,7 @@ def test_forward_under_no_grad(run):
     code = code.replace("    loss.backward()", "    loss.requires_grad_().backward()")
     found = run(code)
     assert found == [
-        "step 1: the forward of model ran under no_grad(), so optimizer has no gradients; run the forward of a "
+        "step 0: the forward of model ran under no_grad(), so optimizer has no gradients; run the forward of a "
         "training step outside of no_grad() (# ddp: ok loss-without-path)"
     ]
 
@@ -104,13 +104,13 @@ def test_forward_under_no_grad(run):
 def test_loss_without_a_path(run):
     code = MODEL + "w = torch.ones(1, requires_grad=True)\n" + LOOP.format(forward="(w * model(x).detach())")
     found = run(code)
-    assert len(found) == 1 and found[0].startswith("step 1: backward() gave no parameter of model a gradient"), found
+    assert len(found) == 1 and found[0].startswith("step 0: backward() gave no parameter of model a gradient"), found
 
 
 def test_optimizer_of_another_model(run):
     code = MODEL.replace("SGD(model", "SGD(torch.nn.Linear(2, 2)") + LOOP.format(forward="model(x)")
     assert run(code) == [
-        "step 1: optimizer holds no parameter of model, which ran backward, and its parameters have no gradients; make "
+        "step 0: optimizer holds no parameter of model, which ran backward, and its parameters have no gradients; make "
         "optimizer from the parameters of the model that you train (# ddp: ok optimizer-of-another-model)"
     ]
 
@@ -119,7 +119,7 @@ def test_optimizer_from_before_fully_shard(run):
     code = MODEL.replace("model = DDP(net)", "model = net") + "from torch.distributed.fsdp import fully_shard\n"
     found = run(code + "fully_shard(model)\n" + LOOP.format(forward="model(x)"))
     assert found == [
-        "step 1: optimizer was made before fully_shard replaced the parameters of model, so its step changed nothing; "
+        "step 0: optimizer was made before fully_shard replaced the parameters of model, so its step changed nothing; "
         "make optimizer after fully_shard (# ddp: ok optimizer-of-another-model)"
     ], found
 
@@ -152,7 +152,7 @@ optimizer.step()
 """
     found = run(MODEL + code)
     assert found == [
-        "step 1: backward() used no gradient of right.weight and right.bias (rank 0) and left.weight and left.bias "
+        "step 0: backward() used no gradient of right.weight and right.bias (rank 0) and left.weight and left.bias "
         "(rank 1) in model, so DDP did not average all gradients; use them in the loss, or pass "
         "find_unused_parameters=True to DDP (# ddp: ok unused-parameters)"
     ]
@@ -169,7 +169,7 @@ def test_parameters_that_never_have_a_gradient(run):
         "    for p in [*model[0].parameters(), *model[2].parameters()]: dist.all_reduce(p.grad)\n    optimizer.step",
     )
     assert run(code + loop) == [
-        "steps 1-6: no gradient for unused.weight and unused.bias; use them in the loss, or freeze them with "
+        "steps 0-5: no gradient for unused.weight and unused.bias; use them in the loss, or freeze them with "
         "requires_grad_(False) (# ddp: ok no-gradient)"
     ]
     assert run(code + "model.unused.requires_grad_(False)" + loop) == []
@@ -178,7 +178,7 @@ def test_parameters_that_never_have_a_gradient(run):
 def test_gradients_that_are_zero(run):
     found = run(MODEL + LOOP.format(forward="0 * model(x)"))
     assert found == [
-        "steps 1-3: all gradients of optimizer are zero; check the loss and its factors (# ddp: ok nothing-changed)"
+        "steps 0-2: all gradients of optimizer are zero; check the loss and its factors (# ddp: ok nothing-changed)"
     ]
 
 
@@ -195,7 +195,7 @@ for step in range(3):
 """
     found = run(code.replace("CHANGE", "plain[0], plain[1] = torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)"))
     assert len(found) == 1, found
-    assert found[0].startswith("step 1: optimizer was made before its parameters were replaced, as fully_shard, "), (
+    assert found[0].startswith("step 0: optimizer was made before its parameters were replaced, as fully_shard, "), (
         found
     )
     found = run(code.replace("CHANGE", "plain[1] = torch.nn.Linear(8, 2)"))
@@ -204,7 +204,7 @@ for step in range(3):
 
 def test_a_learning_rate_of_zero(run):
     found = run(MODEL.replace("0.05", "0.0") + LOOP.format(forward="model(x)"))
-    assert len(found) == 1 and found[0].startswith("steps 1-6: the learning rate of the optimizer was 0"), found
+    assert len(found) == 1 and found[0].startswith("steps 0-5: the learning rate of the optimizer was 0"), found
 
 
 EPOCHS = """
@@ -221,7 +221,7 @@ for epoch in range(3):
 
 def test_same_epoch_again(run):
     found = run(MODEL + EPOCHS)
-    assert len(found) == 1 and found[0].startswith("step 5: another pass over the data has the order of the last one")
+    assert len(found) == 1 and found[0].startswith("step 4: another pass over the data has the order of the last one")
     assert run(MODEL + EPOCHS.replace("    for x", "    sampler.set_epoch(epoch)\n    for x")) == []
     late = EPOCHS.replace("    for x", "    batches = iter(loader)\n    sampler.set_epoch(epoch)\n    for x", 1)
     assert "in loader:" in late and run(MODEL + late.replace("in loader:", "in batches:")) == []
@@ -231,7 +231,7 @@ def test_same_epoch_again(run):
 def test_same_batches(run, wrap):
     code = MODEL.replace("10 + rank", "10").replace("DDP(net)", wrap)
     assert run(code + LOOP.format(forward="model(x)")) == [
-        "steps 1-3: ranks 0,1 gave model the same inputs, which changed from step to step; give each rank its own part "
+        "steps 0-2: ranks 0,1 gave model the same inputs, which changed from step to step; give each rank its own part "
         "of the data with DistributedSampler, or its own seed (# ddp: ok same-batches)"
     ]
     assert run(MODEL.replace("DDP(net)", wrap) + LOOP.format(forward="model(x)")) == []
@@ -243,7 +243,7 @@ def test_a_loss_that_is_not_finite(run):
     bad, at = where.randrange(2), where.randrange(5)
     code = MODEL + LOOP.format(forward=f"(model(x) * (float('nan') if rank == {bad} and step == {at} else 1))")
     found = run(code)
-    assert len(found) == 1 and found[0].startswith(f"rank {bad}, step {at + 1}: the loss was NaN or infinite"), found
+    assert len(found) == 1 and found[0].startswith(f"rank {bad}, step {at}: the loss was NaN or infinite"), found
 
 
 def test_a_gradient_that_is_not_finite(run):
@@ -254,7 +254,7 @@ def test_a_gradient_that_is_not_finite(run):
         for line in run(code.replace("AT", str(at)) + LOOP.format(forward="model(x)"))
     ]
     assert found == [
-        f"rank {bad}, step {at + 1}: the gradients in bucket 0 of Sequential were NaN or infinite before they were "
+        f"rank {bad}, step {at}: the gradients in bucket 0 of Sequential were NaN or infinite before they were "
         "averaged; skip a step on all ranks if a gradient is not finite on "
         "one (# ddp: ok not-finite)"
     ]
@@ -281,7 +281,7 @@ def test_a_skipped_batch(run):
     code = MODEL + LOADER.replace("BAD", str(bad)).replace("WHICH", str(rank))
     each = f"batch {bad + 1} on rank {1 - rank} and batch {bad + 2} on rank {rank}"
     assert [line for line in run(code) if "skipped-batch" in line] == [
-        f"step {bad + 1}: gradients of {each} are averaged, because ranks have drawn different numbers of batches from "
+        f"step {bad}: gradients of {each} are averaged, because ranks have drawn different numbers of batches from "
         "their loader; skip a batch on all ranks or on none (# ddp: ok skipped-batch)"
     ]
     assert run(code.replace("< -50", "< -500")) == []
@@ -347,7 +347,7 @@ def test_two_backwards_of_one_forward(run, second):
     first = LOOP.format(forward="model(x)").replace("loss = model(x)", "out = model(x)\n    loss = out")
     code = first.replace("loss.backward()", f"loss.backward(retain_graph=True)\n    {second}.backward()")
     assert run(MODEL + code) == [
-        "step 1: not all gradients of model were averaged: a later backward() added to them without another forward of "
+        "step 0: not all gradients of model were averaged: a later backward() added to them without another forward of "
         "model; add the losses, and call backward() once for each forward (# ddp: ok ddp-bypassed)"
     ]
 
@@ -379,7 +379,7 @@ def test_a_parameter_outside_of_ddp(run, averages):
     if averages:
         loop = loop.replace("optimizer.step()", "dist.all_reduce(scale.grad)\n    optimizer.step()")
     wanted = (
-        "step 1: scale had the same values on all ranks before the step, and differ now. No DDP model has averaged the "
+        "step 0: scale had the same values on all ranks before the step, and differ now. No DDP model has averaged the "
         "gradients. Put the parameters into the model before it is wrapped, or average their gradients with all_reduce "
         "(# ddp: ok not-averaged)"
     )
@@ -389,7 +389,7 @@ def test_a_parameter_outside_of_ddp(run, averages):
 def test_parameters_that_train_only_after_ddp_was_made(run):
     code = MODEL.replace("model = DDP(net)", "net[0].requires_grad_(False)\nmodel = DDP(net)\nnet.requires_grad_(True)")
     assert run(code + LOOP.format(forward="model(x)")) == [
-        "step 1: gradients of 0.weight and 0.bias in model were not averaged, and the values differ between ranks: DDP "
+        "step 0: gradients of 0.weight and 0.bias in model were not averaged, and the values differ between ranks: DDP "
         "averages the parameters that required gradients when it was made; make it after the last change of the model "
         "(# ddp: ok not-averaged)"
     ]
@@ -409,7 +409,7 @@ for step in range(4):
 """.replace("LAST", str(last))
     )
     wanted = (
-        "step 1: the step lacks gradients of model, whose last backward() ran under set_requires_gradient_sync(False). "
+        "step 0: the step lacks gradients of model, whose last backward() ran under set_requires_gradient_sync(False). "
         "FSDP keeps them for a later backward. Call model.set_requires_gradient_sync(True) before the last forward and "
         "backward of each step (# ddp: ok unreduced)"
     )
@@ -441,7 +441,7 @@ def test_quiet_findings(session, capsys, monkeypatch):
     monkeypatch.setattr(session._parts, "options", StartOptions(world_size=2, quiet_findings=True))
     session.run(MODEL + LOOP.format(forward="model.module(x)"))
     assert "averaged" not in capsys.readouterr().err
-    assert "Step 1: gradients of model were not averaged" in str(session.recording.report())
+    assert "Step 0: gradients of model were not averaged" in str(session.recording.report())
 
 
 ORDER = "call it for the same values in the same order on all ranks (# ddp: ok mixed-values)"

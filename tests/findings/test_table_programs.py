@@ -14,17 +14,17 @@ SEED = random.SystemRandom().randrange(1000)
 WRONG, RIGHT = ({one.name: one for one in read(table)} for table in ("wrong", "right"))
 
 _LOSS = (
-    "step 1: {0} summed the loss over 2 ranks before backward(), and it was divided by 2. backward() only sees the "
+    "step 0: {0} summed the loss over 2 ranks before backward(), and it was divided by 2. backward() only sees the "
     "division, so the gradients of model are 1/2 of the averaged ones. Call backward() first, or pass "
     "loss.detach().clone() to {0} (# ddp: ok averaged-loss)"
 )
 _WEIGHTS = (
-    "step 1: 0.weight, 0.bias, 2.weight and 2.bias of model differed between ranks when fully_shard split them, so the "
+    "step 0: 0.weight, 0.bias, 2.weight and 2.bias of model differed between ranks when fully_shard split them, so the "
     "shards are parts of different weights. Load or broadcast the same weights on all ranks before fully_shard, or "
     "call set_model_state_dict with broadcast_from_rank0=True after it (# ddp: ok mixed-weights)"
 )
 _PARTIAL = (
-    "step 1: the loss was computed from to_local() of a DTensor with Partial placement, which has only the summand of "
+    "step 0: the loss was computed from to_local() of a DTensor with Partial placement, which has only the summand of "
     "one rank; call full_tensor(), or redistribute(placements=[Replicate()]) before to_local(). In a parallel layer, "
     "set output_layouts=Replicate() (# ddp: ok partial-output)"
 )
@@ -35,30 +35,30 @@ SAID = {
     "other seeds before fully_shard": _WEIGHTS,
     "a partial sum that becomes a local tensor": _PARTIAL,
     "an output of a layer by rows that is not reduced": _PARTIAL,
-    "one of two optimizers is never stepped": "steps 1-6: of_body made no step, although its parameters got new "
+    "one of two optimizers is never stepped": "steps 0-5: of_body made no step, although its parameters got new "
     "gradients 6 times after of_body.zero_grad(); call of_body.step(), or freeze them with requires_grad_(False) "
     "(# ddp: ok never-stepped)",
-    "gradients are clipped before the backward": "step 1: clip_grad_norm_ ran before backward(), when there were no "
+    "gradients are clipped before the backward": "step 0: clip_grad_norm_ ran before backward(), when there were no "
     "gradients, so the step used gradients that were not clipped; call it between backward() and step() "
     "(# ddp: ok clipped-without-effect)",
-    "gradients are clipped after the step": "step 2: clip_grad_norm_ ran after step(), and zero_grad() reset the "
+    "gradients are clipped after the step": "step 1: clip_grad_norm_ ran after step(), and zero_grad() reset the "
     "clipped gradients, so no step used them; call it between backward() and step() "
     "(# ddp: ok clipped-without-effect)",
-    "gradients that are never reset": "steps 1-6: the gradients of optimizer were never reset, so each step used the "
+    "gradients that are never reset": "steps 0-5: the gradients of optimizer were never reset, so each step used the "
     "sum of all gradients so far; call optimizer.zero_grad() before each backward() (# ddp: ok never-reset)",
     "the names of a checkpoint of DDP fit no parameter": "cell line 6: load_state_dict(strict=False) loaded nothing, "
     "because only the names of the state dict begin with 'module.'; remove it from the names "
     "(# ddp: ok nothing-loaded)",
-    "each step takes the first batch of the loader": "steps 1-3: each step used the same batch, because "
+    "each step takes the first batch of the loader": "steps 0-2: each step used the same batch, because "
     "next(iter(loader)) begins another pass. Its DistributedSampler has the order of epoch 0 again. Take the batches "
     "of one pass with a for loop (# ddp: ok first-batch)",
     "a running total that is summed again in each step": "cell line 4: the loop adds to total, and all_reduce sums it "
     "in each pass. So the values of earlier passes are summed again; sum a copy, or call all_reduce after the loop "
     "(# ddp: ok running-total)",
-    "shards of FSDP1 are clipped by torch.nn.utils": "step 1: clip_grad_norm_ of torch.nn.utils clipped the shards of "
+    "shards of FSDP1 are clipped by torch.nn.utils": "step 0: clip_grad_norm_ of torch.nn.utils clipped the shards of "
     "model by the norm of the shards on each rank (NORM on rank 0 and NORM on rank 1). Call model.clip_grad_norm_() of "
     "FSDP, which computes the norm of all shards (# ddp: ok clipped-shards)",
-    "gradients summed again after DDP has averaged them": "step 1: all_reduce summed gradients of model that DDP had "
+    "gradients summed again after DDP has averaged them": "step 0: all_reduce summed gradients of model that DDP had "
     "averaged, so they were 2 times the average; leave out the all_reduce (# ddp: ok summed-again)",
 }
 NEAR = {

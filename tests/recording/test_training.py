@@ -185,8 +185,8 @@ def test_what_was_sent_before_the_first_step_averages_nothing(ranks, capsys):
         "optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)\n"
         "for _ in range(3): step(wrapped.module, optimizer)"
     )
-    assert (err := capsys.readouterr().err).startswith("step 1: gradients of wrapped were not averaged"), err
-    assert "Step 1: gradients of wrapped were not averaged" in (report := str(ranks.recording.report()))
+    assert (err := capsys.readouterr().err).startswith("step 0: gradients of wrapped were not averaged"), err
+    assert "Step 0: gradients of wrapped were not averaged" in (report := str(ranks.recording.report()))
     assert "train apart" not in err + report  # advice for models without DDP
     ranks.run("for _ in range(3): step(wrapped, optimizer)")
     assert "train apart" not in capsys.readouterr().err and "train apart" not in str(ranks.recording.report())

@@ -294,4 +294,4 @@ sys.stdout.write(f"done of {size}\\n")
     thread.join()
     assert job.round is not None and (len(killed), job.round.number, job.world_size) == (1, 2, 1)
     assert [one.world_size for one in job.recordings] == [2, 1] and job.report().cell == 2
-    assert any("ended without a word" in line for line in job.events.last(9)), job.events.last(9)
+    assert any("ended without a message" in line for line in job.events.last(9)), job.events.last(9)

@@ -119,7 +119,7 @@ def findings_of(facts: Mapping[int, Sequence[Sequence[Any]]], ranks: Sequence[in
     Example:
         >>> facts = {0: [["same-epoch", 9, {"epoch": 0}]], 1: [["same-epoch", 9, {"epoch": 0}]]}
         >>> print(findings_of(facts, [0, 1])[0])  # doctest: +ELLIPSIS
-        step 9: another pass over the data has the order of the last one, ... (# ddp: ok same-epoch)
+        step 8: another pass over the data has the order of the last one, ... (# ddp: ok same-epoch)
     """
     by_name: dict[str, dict[int, tuple[int, dict[str, Any]]]] = {}
     for rank, own in sorted(facts.items()):

@@ -18,27 +18,32 @@ def _and(names: Sequence[str]) -> str:
     return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def _at(step: int) -> str:
+    """Return a step as users count it, from 0. The facts count from 1."""
+    return f"step {step - 1}"
+
+
 def _span(first: int, last: int, count: int) -> str:
     """Return the steps of an optimizer. Between them, the cell may have steps of another one.
 
     Example:
-        >>> _span(2, 2, 1), _span(2, 4, 3), _span(2, 6, 3)
+        >>> _span(3, 3, 1), _span(3, 5, 3), _span(3, 7, 3)
         ('step 2', 'steps 2-4', '3 steps from step 2 on')
     """
     if last - first + 1 != count:
-        return f"{count} steps from step {first} on"
-    return f"step {first}" if first == last else f"steps {first}-{last}"
+        return f"{count} steps from {_at(first)} on"
+    return _at(first) if first == last else f"steps {first - 1}-{last - 1}"
 
 
 def _of_another_model(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     optimizer, models = one["optimizer"], _and(one["models"])
     if one["is_before_sharding"]:
-        return f"step {step}", (
+        return _at(step), (
             f"{optimizer} was made before fully_shard replaced the parameters of {models}, so its step changed "
             f"nothing; make {optimizer} after fully_shard"
         )
-    return f"step {step}", (
+    return _at(step), (
         f"{optimizer} holds no parameter of {models}, which ran backward, and its parameters have no gradients; make "
         f"{optimizer} from the parameters of the model that you train"
     )
@@ -56,7 +61,7 @@ _WITHOUT_PATH = {
 
 def _loss_without_path(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
-    return f"step {step}", _WITHOUT_PATH[one["cause"]].format(**one)
+    return _at(step), _WITHOUT_PATH[one["cause"]].format(**one)
 
 
 _NOT_AVERAGED = {
@@ -71,22 +76,22 @@ _NOT_AVERAGED = {
 def _bypassed(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     if one["cause"] == "late":
-        return f"step {step}", (
+        return _at(step), (
             f"not all gradients of {one['model']} were averaged: the last forward and backward of the step ran under "
             "no_sync(); use no_sync() for the first ones only"
         )
     if one["cause"] == "again":
-        return f"step {step}", (
+        return _at(step), (
             f"not all gradients of {one['model']} were averaged: a later backward() added to them without another "
             f"forward of {one['model']}; add the losses, and call backward() once for each forward"
         )
     why = _NOT_AVERAGED[one["cause"]].format(**one)
-    return f"step {step}", f"gradients of {one['model']} were not averaged: {why}"
+    return _at(step), f"gradients of {one['model']} were not averaged: {why}"
 
 
 def _unreduced(step: int, details: Details) -> tuple[str, str]:
     model = _one(details)["model"]
-    return f"step {step}", (
+    return _at(step), (
         f"the step lacks gradients of {model}, whose last backward() ran under set_requires_gradient_sync(False). "
         f"FSDP keeps them for a later backward. Call {model}.set_requires_gradient_sync(True) before the last forward "
         "and backward of each step"
@@ -97,11 +102,11 @@ def _not_averaged(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     names, model = _and(one["names"]), one["model"]
     if one["is_inside"]:
-        return f"step {step}", (
+        return _at(step), (
             f"gradients of {names} in {model} were not averaged, and the values differ between ranks: DDP averages the "
             "parameters that required gradients when it was made; make it after the last change of the model"
         )
-    return f"step {step}", (
+    return _at(step), (
         f"{names} had the same values on all ranks before the step, and differ now. No DDP model has averaged the "
         "gradients. Put the parameters into the model before it is wrapped, or average their gradients with all_reduce"
     )
@@ -122,7 +127,7 @@ _NO_GRADIENT = {
 def _no_gradient(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     if (cause := one["cause"]) in _NO_GRADIENT:
-        return f"step {step}", _NO_GRADIENT[cause].format(**one)
+        return _at(step), _NO_GRADIENT[cause].format(**one)
     names = _by_rank({rank: own["names"] for rank, own in details.items()})
     if cause == "never":
         text = f"no gradient for {names}; use them in the loss, or freeze them with requires_grad_(False)"
@@ -164,7 +169,7 @@ def _by_rank(names: Mapping[int, Sequence[str]]) -> str:
 
 def _unused(step: int, details: Details) -> tuple[str, str]:
     names = _by_rank({rank: own["names"] for rank, own in details.items()})
-    return f"step {step}", (
+    return _at(step), (
         f"backward() used no gradient of {names} in {_one(details)['model']}, so DDP did not average all gradients; "
         "use them in the loss, or pass find_unused_parameters=True to DDP"
     )
@@ -184,21 +189,21 @@ def _nothing_changed(step: int, details: Details) -> tuple[str, str]:
 def _not_finite(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     if "bucket" in one:
-        return f"step {step}", (
+        return _at(step), (
             f"the gradients in bucket {one['bucket']} of {one['model']} were NaN or infinite before they were "
             "averaged; skip a step on all ranks if a gradient is not finite on one"
         )
     if not one["was_finite"]:
-        return f"step {step}", (
+        return _at(step), (
             "the loss was NaN or infinite, and so were parameters before this step; load or make the model again, and "
             "skip steps that are not finite"
         )
     if one.get("everywhere"):
-        return f"step {step}", (
+        return _at(step), (
             "the losses of all ranks were NaN or infinite, and so were parameters after the step; look at the "
             "operations of the model, and skip such steps"
         )
-    return f"step {step}", (
+    return _at(step), (
         "the loss was NaN or infinite, and so were parameters after the step; look at the batch, and skip a step on "
         "all ranks if one has such a loss"
     )
@@ -217,7 +222,7 @@ def _skipped_batch(step: int, details: Details) -> tuple[str, str]:
     for rank, one in details.items():
         batches.setdefault(one["batch"], []).append(rank)
     each = [f"batch {batch} on {list_ranks(ranks)}" for batch, ranks in sorted(batches.items())]
-    return f"step {step}", (
+    return _at(step), (
         f"gradients of {_and(each)} are averaged, because ranks have drawn different numbers of batches from their "
         "loader; skip a batch on all ranks or on none"
     )
@@ -268,7 +273,7 @@ def _written_before_wait(step: int, details: Details) -> tuple[str, str]:
 
 def _mixed_weights(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
-    return f"step {step}", (
+    return _at(step), (
         f"{_few(one['names'])} of {one['model']} differed between ranks when fully_shard split them, so the shards are "
         "parts of different weights. Load or broadcast the same weights on all ranks before fully_shard, or call "
         "set_model_state_dict with broadcast_from_rank0=True after it"
@@ -288,7 +293,7 @@ def _few(names: Sequence[str]) -> str:
 def _averaged_loss(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     function, size = one["function"], one["size"]
-    return f"step {step}", (
+    return _at(step), (
         f"{function} summed the loss over {size} ranks before backward(), and it was divided by {size}. backward() "
         f"only sees the division, so the gradients of {one['model']} are 1/{size} of the averaged ones. Call "
         f"backward() first, or pass loss.detach().clone() to {function}"
@@ -297,7 +302,7 @@ def _averaged_loss(step: int, details: Details) -> tuple[str, str]:
 
 def _summed_again(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
-    return f"step {step}", (
+    return _at(step), (
         f"all_reduce summed gradients of {one['model']} that DDP had averaged, so they were {one['size']} times the "
         "average; leave out the all_reduce"
     )
@@ -313,20 +318,20 @@ _CLIPPED = {
 
 def _clipped(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
-    return f"step {step}", _CLIPPED[one["cause"]].format(**one)
+    return _at(step), _CLIPPED[one["cause"]].format(**one)
 
 
 def _clipped_shards(step: int, details: Details) -> tuple[str, str]:
     model = _one(details)["model"]
     norms = [f"{own['value']:.3g} on rank {rank}" for rank, own in details.items()]
-    return f"step {step}", (
+    return _at(step), (
         f"clip_grad_norm_ of torch.nn.utils clipped the shards of {model} by the norm of the shards on each rank "
         f"({_and(norms)}). Call {model}.clip_grad_norm_() of FSDP, which computes the norm of all shards"
     )
 
 
 def _partial_output(step: int, details: Details) -> tuple[str, str]:
-    return f"step {step}", (
+    return _at(step), (
         "the loss was computed from to_local() of a DTensor with Partial placement, which has only the summand of one "
         "rank; call full_tensor(), or redistribute(placements=[Replicate()]) before to_local(). In a parallel layer, "
         "set output_layouts=Replicate()"
@@ -367,14 +372,14 @@ def _first_batch(step: int, details: Details) -> tuple[str, str]:
 
 
 def _trains_apart(step: int, details: Details) -> tuple[str, str]:
-    return f"step {step}", (
+    return _at(step), (
         f"no collective, send or receive averaged a gradient in this cell, although {_one(details)['model']} is in "
         "DDP; call it, and then loss.backward(), in each step"
     )
 
 
 def _same_epoch(step: int, details: Details) -> tuple[str, str]:
-    return f"step {step}", (
+    return _at(step), (
         "another pass over the data has the order of the last one, because the epoch of its DistributedSampler is "
         f"still {_one(details)['epoch']}; call sampler.set_epoch(epoch) before each pass"
     )

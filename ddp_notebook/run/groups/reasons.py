@@ -96,7 +96,8 @@ def loop_facts(views: Views, missing: Sequence[int], waiters: Sequence[int], ope
     ended, waits = views[missing[0]].loop, views[waiters[0]].loop
     if ended is None or waits is None:
         return ""
-    facts = f": {list_ranks(missing[:1])} has made {ended.words}, and rank {waiters[0]} waits in step {waits.steps + 1}"
+    made = f"after {counted(waits.steps, 'step', 'steps')}" if waits.steps else "in its first step"
+    facts = f": {list_ranks(missing[:1])} has made {ended.words}, and rank {waiters[0]} waits {made}"
     for name in sorted(ended.ended):
         number, fewer = ended.passes.get(name, (0, 0))
         its_number, more = waits.passes.get(name, (0, 0))
