@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import conftest
 from tests.training_programs.program import Program
 from tests.training_programs.runner import MISLED, NAMED, SILENT, TABLES, Result, Runner, verdict
 
@@ -38,6 +39,10 @@ SAMPLE = {
     ),
 }
 _LEAST_NAMED = 0.9  # share of the wrong programs
+
+
+# Checked after the module, not after each test: new ranks, which some programs start, stay until it ends.
+nothing_is_left = pytest.fixture(scope="module", autouse=True)(conftest.nothing_is_left.__wrapped__)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
