@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 _SHARDING = "ddp_notebook.rank.sharding"
 _NOTHING = RecordOptions(level="off")  # the cells that copy a result must not be recorded
+_DROP_TOLD = "if '_ddp_told' in globals(): del _ddp_told"
+_DROP_S = 5.0  # after an interrupted command
 _log = logging.getLogger(__name__)
 _current: Session | None = None
 _current_lock = threading.Lock()
@@ -631,10 +634,33 @@ class Session:
         cluster = self._parts.liveness.cluster
         for process in cluster.stopped(cluster.ranks):  # a quiet cell shows no note about them
             print(f"ddp_notebook: {process.stopped}", file=sys.stderr)
-        self.run(f"_ddp_told = {call}", quiet=True, record=_NOTHING)
-        told = dict(self.pull("_ddp_told"))
-        self.run("del _ddp_told", quiet=True, record=_NOTHING)
-        return told
+        try:
+            with self._part_of_a_command():
+                self.run(f"_ddp_told = {call}", quiet=True, record=_NOTHING)
+                return dict(self.pull("_ddp_told"))
+        finally:
+            if cluster.alive == cluster.ranks:
+                with contextlib.suppress(DDPNotebookError):
+                    self.run(_DROP_TOLD, None, _DROP_S, quiet=True, record=_NOTHING)
+
+    @contextlib.contextmanager
+    def _part_of_a_command(self) -> Iterator[None]:
+        """Run a command's own cells in the block. An interrupt has no message, because the command has a sentence.
+
+        Raises:
+            KeyboardInterrupt: stop was pressed. It has the message of the cell if stop has killed a rank.
+        """
+        cluster = self._parts.liveness.cluster
+        before = list(cluster.alive)
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            if list(cluster.alive) != before:
+                raise
+            error.__traceback__ = None  # IPython keeps the last error, with its frames and their data
+        else:
+            return
+        raise KeyboardInterrupt
 
     def check(self, *names: str) -> Agreement:
         """Compare parameters, buffers, optimizer state, data length, random state and versions, or the given variables,
@@ -757,7 +783,8 @@ class Session:
         from ddp_notebook.run.record import baseline
 
         def run(code: str, record: RecordOptions, timeout_s: float) -> None:
-            self.run(code, 0, timeout_s, quiet=True, record=record)
+            with self._part_of_a_command():
+                self.run(code, 0, timeout_s, quiet=True, record=record)
 
         baseline.measure(self._recordings, self._cells, run, steps, limit_s)
 

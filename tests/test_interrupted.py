@@ -211,6 +211,54 @@ def test_an_interrupt_shows_one_line(notebook, line, file, function):
     assert notebook.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
 
 
+_SLEEPS = "[open(f'FOLDER/{rank}', 'w').close(), __import__('time').sleep(60)]"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"%ddp_memory {_SLEEPS}", "interrupted: the measurement is not complete; variables are kept"),
+        (
+            f"%ddp_verify ({_SLEEPS}, model(x).mean())[1] --batch x --model model",
+            "interrupted: the step was not compared; models, gradients and variables are restored",
+        ),
+        (
+            f"%%ddp_twice\nx += 1\n{_SLEEPS}",
+            "the cell was stopped\n  ranks 0,1 were interrupted at cell line 2\n"
+            "the variables of ranks 0,1 are those from before the cell",
+        ),
+    ],
+    ids=["memory", "verify", "twice"],
+)
+def test_a_stop_of_the_cell_that_a_command_runs(notebook, tmp_path, line, said):
+    notebook.run("%%on_all_ranks\nx = torch.ones(2, 3)\nmodel = torch.nn.Linear(3, 1)")
+    message = notebook.start(line.replace("FOLDER", str(tmp_path)))
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 20)
+    notebook.interrupt()
+    reply = notebook.finish(message, 10)
+
+    assert reply.traceback == f"KeyboardInterrupt: {said}", reply
+    left = notebook.run("%on_all_ranks int(x.sum()), '_ddp_told' in globals()")
+    assert left.stdout == "[0-1] (6, False)\n", left
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("file", "function", "said"),
+    [
+        ("wire/bulk.py", "pickled", "interrupted: nothing was sent, and the ranks continue"),
+        ("values/transfers.py", "push", "interrupted: some or all ranks may have the variables; push again to set"),
+    ],
+)
+def test_an_interrupted_push_says_if_anything_was_sent(notebook, file, function, said):
+    notebook.run("several = list(range(100))\n" + _ARM.format(file=file, function=function))
+    reply = notebook.run("%ddp_push value several")
+    notebook.run("sys.setprofile(None)")
+
+    assert reply.evalue.startswith(said), reply
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("line", ["job.result()", "job.exception()"])
 def test_an_interrupted_wait_for_a_job_shows_one_line(notebook, line):

@@ -12,7 +12,7 @@ from ddp_notebook.messages.twice_messages import PutBack, TakeSnapshot
 from ddp_notebook.records.names import listed, readable
 from ddp_notebook.records.units import size
 from ddp_notebook.records.words import list_ranks
-from ddp_notebook.run.cells.interrupt import uninterrupted
+from ddp_notebook.run.cells.interrupt import keyboard_interrupt, uninterrupted
 from ddp_notebook.run.cells.run_queue import QueueSlot
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ _KINDS = ("batch", "local gradient", "gradient", "parameter")  # in the order of
 _RESERVE = 0.9  # share of the free memory that copies may take
 _PUT_BACK_S = 30.0
 _OF_PROCESS = "RLIMIT"  # limits with this word are those of one process
+_BOTH_ARE_OVER = "interrupted: both runs are over, and the ranks have the state that one run leaves"
 _FILES = "Files are not restored between the two runs"
 
 
@@ -97,23 +98,36 @@ def _run_twice(parts: SessionParts, run: Callable[..., object], code: str) -> Tw
         return {rank: one.facts for rank, one in answers.items()}
 
     notes = _check(ask(lambda n: TakeSnapshot(request=n, code=code, copies=False)), parts.cluster.placement)
+
+    def restore() -> str:
+        """Restore the variables. Return a sentence about the ranks that have them again."""
+        with uninterrupted():
+            answers = parts.questions.ask_for(
+                [rank for rank in ranks if rank in parts.cluster.alive],
+                lambda n: PutBack(request=n, restores=True, ends=True),
+                _PUT_BACK_S,
+            )
+        restored = [rank for rank, one in answers.items() if not one.error]
+        others = sorted(set(ranks) - set(restored))
+        kept = f"the variables of {list_ranks(restored)} are those from before the cell" if restored else ""
+        return "; ".join(filter(None, [kept, f"those of {list_ranks(others)} may differ" if others else ""]))
+
     is_over = False
     try:
         ask(lambda n: TakeSnapshot(request=n, code=code, copies=True))
         run(code)
         ask(lambda n: PutBack(request=n, restores=True, ends=False))
         run(code, quiet=True)
-        is_over = True
-    finally:
         with uninterrupted():
-            if is_over:
-                facts = ask(lambda n: PutBack(request=n, restores=False, ends=True))
-            else:
-                parts.questions.ask_for(
-                    [rank for rank in ranks if rank in parts.cluster.alive],
-                    lambda n: PutBack(request=n, restores=True, ends=True),
-                    _PUT_BACK_S,
-                )
+            facts = ask(lambda n: PutBack(request=n, restores=False, ends=True))
+            is_over = True
+    except KeyboardInterrupt as error:
+        error.__traceback__ = None  # IPython keeps the last error, with its frames and their data
+        said = _BOTH_ARE_OVER if is_over else f"{str(error) or 'interrupted'}\n{restore()}"
+        raise keyboard_interrupt(said) from None
+    except BaseException:
+        restore()
+        raise
     return _result(facts, notes)
 
 

@@ -43,6 +43,10 @@ _MOST_SHOWN = 1000  # characters of a rank's text that are shown in one line
 _DDP = "DistributedDataParallel"
 _SAY_S = 0.5  # shorter waits are not reported
 _TOLD_BYTES = 10_000_000  # values of at least this size are reported
+_PULL_INTERRUPTED = "interrupted: the transfer was dropped, and the ranks continue"
+_NOT_PUSHED = "interrupted: nothing was sent, and the ranks continue"
+# A rank that has received the message sets the variables, even after the interrupt.
+_PUSH_INTERRUPTED = "interrupted: some or all ranks may have the variables; push again to set them on all ranks"
 _T = TypeVar("_T")
 Report = Callable[[str], None]  # receives progress texts; a text that starts with \r replaces the previous one
 
@@ -200,7 +204,7 @@ class Exchange:
                 _check_has(name, value, chosen)
         for rank in chosen if differ else chosen[:1]:
             _check_can_be_sent(_of_rank(variables, rank), f"rank {rank}: " if differ else "", force)
-        with self.turn(chosen):
+        with self.turn(chosen, _PUSH_INTERRUPTED):
             answers = self._push(variables, chosen, differ)
         names = ", ".join(repr(name) for name in variables)
         _raise_errors(answers, f"{names} could not be set: ")
@@ -213,11 +217,18 @@ class Exchange:
 
     def _push(self, variables: Mapping[str, Any], ranks: list[int], differ: bool) -> dict[int, Pushed]:
         outgoing: dict[int, PushedData] = {}
+        is_sent = False
         try:
             for rank in ranks:
                 same = None if differ else outgoing.get(ranks[0])
                 outgoing[rank] = same or PushedData(join(bulk.pickled(_of_rank(variables, rank))))
+            is_sent = True
             return self._transfers.push(outgoing)
+        except KeyboardInterrupt as error:
+            error.__traceback__ = None  # IPython keeps the last error; drop the frames and the data in them
+            if is_sent:
+                raise
+            raise keyboard_interrupt(_NOT_PUSHED) from None
         finally:
             for one in outgoing.values():
                 one.close()
@@ -225,8 +236,12 @@ class Exchange:
     # ---- both
 
     @contextmanager
-    def turn(self, ranks: list[int]) -> Iterator[None]:
-        """Wait until the ranks are alive and idle, and reserve them for a transfer while the block runs."""
+    def turn(self, ranks: list[int], interrupted: str = _PULL_INTERRUPTED) -> Iterator[None]:
+        """Wait until the ranks are alive and idle, and reserve them for a transfer while the block runs.
+
+        Args:
+            interrupted: sentence after an interrupt of the block.
+        """
         try:
             with self._cells.run_queue:
                 self._liveness.check(ranks)
@@ -234,7 +249,9 @@ class Exchange:
                 yield
         except KeyboardInterrupt as error:
             error.__traceback__ = None  # IPython keeps the last error; drop the frames and the data in them
-            raise keyboard_interrupt("interrupted: the transfer was dropped, and the ranks continue") from None
+            if hasattr(error, "_render_traceback_"):  # it has a more detailed message
+                raise
+            raise keyboard_interrupt(interrupted) from None
 
 
 def check_name(name: object) -> str:
