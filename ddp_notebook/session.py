@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 _SHARDING = "ddp_notebook.rank.sharding"
 _NOTHING = RecordOptions(level="off")  # the cells that copy a result must not be recorded
-_DROP_TOLD = "if '_ddp_told' in globals(): del _ddp_told"
 _DROP_S = 5.0  # after an interrupted command
 _log = logging.getLogger(__name__)
 _current: Session | None = None
@@ -641,7 +640,7 @@ class Session:
         finally:
             if cluster.alive == cluster.ranks:
                 with contextlib.suppress(DDPNotebookError):
-                    self.run(_DROP_TOLD, None, _DROP_S, quiet=True, record=_NOTHING)
+                    self.run("_ddp_told = 0; del _ddp_told", None, _DROP_S, quiet=True, record=_NOTHING)
 
     @contextlib.contextmanager
     def _part_of_a_command(self) -> Iterator[None]:

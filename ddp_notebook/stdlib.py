@@ -78,11 +78,29 @@ def __getattr__(name: str) -> ModuleType:
     if name not in COPIED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     original = importlib.import_module(name)
-    if name in EXECUTED and original.__spec__ is not None and original.__spec__.loader is not None:
-        copied = importlib.util.module_from_spec(original.__spec__)
-        original.__spec__.loader.exec_module(copied)
+    if name in EXECUTED:
+        copied = _executed_again(original)
     else:
         copied = ModuleType(name, original.__doc__)
         vars(copied).update(vars(original))
+    if name == "os":
+        copied.path = _path_of(copied)  # type: ignore[attr-defined]
     setattr(sys.modules[__name__], name, copied)
     return copied
+
+
+def _executed_again(module: ModuleType) -> ModuleType:
+    assert module.__spec__ is not None and module.__spec__.loader is not None
+    copied = importlib.util.module_from_spec(module.__spec__)
+    module.__spec__.loader.exec_module(copied)
+    return copied
+
+
+def _path_of(copied_os: ModuleType) -> ModuleType:
+    """Return a copy of `os.path` whose functions use this copy of `os`: `exists` calls `os.stat`."""
+    generic, path = importlib.import_module("genericpath"), _executed_again(copied_os.path)
+    own = _executed_again(generic)
+    own.os = path.os = copied_os  # type: ignore[attr-defined]
+    path.genericpath = own  # type: ignore[attr-defined]
+    vars(path).update({name: vars(own)[name] for name in generic.__all__ if vars(path)[name] is vars(generic)[name]})
+    return path
