@@ -640,7 +640,7 @@ class Session:
         finally:
             if cluster.alive == cluster.ranks:
                 with contextlib.suppress(DDPNotebookError):
-                    self.run("_ddp_told = 0; del _ddp_told", None, _DROP_S, quiet=True, record=_NOTHING)
+                    self.run("_ddp_told=0;del _ddp_told", None, _DROP_S, quiet=True, record=_NOTHING)
 
     @contextlib.contextmanager
     def _part_of_a_command(self) -> Iterator[None]:
