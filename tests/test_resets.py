@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 
 import pytest
 
@@ -206,6 +207,22 @@ begin(target=replace).start()
         assert (
             session.run("dist.barrier(); kept, len([1]), isinstance(1, int)", timeout_s=10)[1].result == "(5, 1, True)"
         )
+
+
+@pytest.mark.parametrize("broken", ["def broken(*_, **__): raise SystemExit(3)", "def broken(*_, **__): sleep(600)"])
+def test_cells_run_and_the_group_forms_without_functions_of_os_and_threading(make_session_alone, broken):
+    session = make_session_alone(2)
+    session.run("import os, threading; from time import sleep; kept = rank + 10")
+    for name in ("os.stat", "os.path.isdir", "threading.Thread"):
+        session.run(f"{broken}\n{name} = broken", timeout_s=20)
+        session.ranks.reform()
+        after = session.run("x = torch.ones(1); dist.all_reduce(x); print(int(x), kept - rank)", timeout_s=20)
+        assert [after[rank].stdout for rank in (0, 1)] == ["2 10\n"] * 2, name
+    os.kill(session.ranks.pids()[1], signal.SIGKILL)
+    wait_until(lambda: len(session.ranks.pids()) == 1)
+    session.ranks.heal()
+    after = session.run("x = torch.ones(1); dist.all_reduce(x); print(int(x))", timeout_s=20)
+    assert after[0].stdout == "2\n"
 
 
 def test_what_a_cell_replaces_is_compared_by_identity(make_session_alone):

@@ -250,14 +250,24 @@ def _is_needed(module: str) -> bool:
 
 
 def _starts_threads(threading: Any) -> bool:
-    """Return whether new threads of this module start."""
+    """Return whether new threads of this module start. A replaced `Thread` may raise any error, or never return."""
     begun = _thread.allocate_lock()
     begun.acquire()
+    failed: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            threading.Thread(target=begun.release, name="ddp-try", daemon=True).start()
+        except BaseException as error:
+            failed.append(error)
+            if begun.locked():
+                begun.release()
+
     try:
-        threading.Thread(target=begun.release, name="ddp-try", daemon=True).start()
-    except Exception:
+        _thread.start_new_thread(start, ())
+    except RuntimeError:  # no thread can start
         return False
-    return begun.acquire(timeout=_START_S)
+    return begun.acquire(timeout=_START_S) and not failed
 
 
 def put_names_back(namespace: dict[str, Any], needed: dict[str, Any], when: str) -> list[str]:
