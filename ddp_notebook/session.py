@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -639,10 +638,10 @@ class Session:
                 return dict(self.pull("_ddp_told"))
         finally:
             if cluster.alive == cluster.ranks:
-                with contextlib.suppress(DDPNotebookError):
+                with suppress(DDPNotebookError):
                     self.run("_ddp_told=0;del _ddp_told", None, _DROP_S, quiet=True, record=_NOTHING)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _part_of_a_command(self) -> Iterator[None]:
         """Run a command's own cells in the block. An interrupt has no message, because the command has a sentence.
 
