@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -104,8 +105,9 @@ def add_magics(commands: Commands) -> Callable[[T], T]:
 
 
 def _with_commands(run: Callable[..., None], commands: Commands) -> Callable[..., None]:
-    @functools.wraps(run)
     def magic(_: Any, line: str, *cell: str) -> None:
         run(commands, line, *cell)
 
+    signature = inspect.signature(magic)  # not that of `run`: the first argument of a method is its object
+    functools.update_wrapper(magic, run).__signature__ = signature  # type: ignore[attr-defined]
     return magic
