@@ -108,13 +108,13 @@ def test_a_sentence_is_one_line(sentences):
         assert sentence.startswith("interrupted") and "\n" not in sentence and len(sentence) < 120, name
 
 
-def test_an_error_in_a_magic_of_a_feature_is_not_taken_for_a_wrong_argument(monkeypatch):
+def test_an_error_in_a_magic_is_not_taken_for_a_wrong_argument(monkeypatch):
     def fail():
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("ddp_notebook.session_commands.of_session", fail)
     with pytest.raises(OSError, match="Read-only file system"):
-        DDPMagics().ddp_resize("3")
+        DDPMagics().ddp_resize("3")  # type: ignore[attr-defined]  # of a feature
 
 
 def test_what_says_more_goes_through():

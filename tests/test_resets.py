@@ -210,7 +210,7 @@ begin(target=replace).start()
 
 
 @pytest.mark.parametrize("broken", ["def broken(*_, **__): raise SystemExit(3)", "def broken(*_, **__): sleep(600)"])
-def test_cells_run_and_the_group_forms_without_functions_of_os_and_threading(make_session_alone, broken):
+def test_cells_run_and_groups_form_without_os_and_threading(make_session_alone, broken):
     session = make_session_alone(2)
     session.run("import os, threading; from time import sleep; kept = rank + 10")
     for name in ("os.stat", "os.path.isdir", "threading.Thread"):

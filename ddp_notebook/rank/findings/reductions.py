@@ -61,6 +61,7 @@ class Reductions:
         self, note: Callable[..., None], averaged: Callable[[], list[Any]], title: Callable[[Any], str]
     ) -> None:
         self._note, self._averaged, self._title = note, averaged, title
+        self.are_used = False  # no collective since then
         self._left = _MOST
         self._has_reduced = False  # a loss of the cell
         self._divided: tuple[str, list[int]] | None = None  # collective and ranks, of the loss of a backward
@@ -69,12 +70,14 @@ class Reductions:
 
     def begin_cell(self) -> None:
         """Forget the sums of the last cell."""
+        self.are_used = False
         self._left = _MOST
         self._has_reduced = False
         self._divided = self._candidate = self._sum = None
 
     def begun(self, call: Call) -> None:
         """Look at a collective of the user before it begins."""
+        self.are_used = True
         kernel = call.kernel
         if kernel.spec.name not in _REDUCES or kernel.at_tensors is None:
             return

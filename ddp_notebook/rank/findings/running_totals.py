@@ -30,16 +30,19 @@ class RunningTotals:
     def __init__(self, cells: Mapping[str, int], note: Callable[..., None], line: Callable[[Call], str]) -> None:
         self._cells, self._note, self._line = cells, note, line
         self._main = threading.get_ident()
+        self.are_used = False  # no collective since then
         self._left = _MOST
         self._last: dict[tuple[CodeType, int], tuple[Callable[[], Any], int]] = {}  # tensor and version, by call
 
     def begin_cell(self) -> None:
         """Forget the sums of the last cell."""
+        self.are_used = False
         self._left = _MOST
         self._last.clear()
 
     def begun(self, call: Call) -> None:
         """Look at a collective of the user before it begins."""
+        self.are_used = True
         code, instruction = call.site[2:4]
         kernel = call.kernel
         if kernel.spec.name != "all_reduce" or not self._left or call.thread != self._main or code is None:

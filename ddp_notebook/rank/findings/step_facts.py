@@ -124,7 +124,8 @@ class StepFacts(StepObserver):
 
     def begin_cell(self) -> None:
         """Forget the facts of the last cell."""
-        if self._steps or self._backwards or self._forwards:
+        has_trained = self._steps or self._backwards or self._forwards
+        if has_trained:
             self._seen.clear()
             self._roots.clear()
             self._steps = self._backwards = self._forwards = self._unknown = 0
@@ -139,8 +140,10 @@ class StepFacts(StepObserver):
             self._has_partial = False
             self._clipping.begin_cell()
             self._resets.begin_cell()
-        self._reductions.begin_cell()
-        self._totals.begin_cell()
+        if has_trained or self._reductions.are_used:
+            self._reductions.begin_cell()
+        if self._totals.are_used:
+            self._totals.begin_cell()
         self._loaded_names.found.clear()
         self._facts.clear()
         self._has_bad_loss = False

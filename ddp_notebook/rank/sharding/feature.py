@@ -19,16 +19,21 @@ class ShardingFeature(Feature):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._mistakes = watch(core.network.recorder)
+        self._has_failed = False  # a cell, since the last facts
 
     def cell_begins(self, cell: RunCell) -> None:
         self._mistakes.cell = cell.cell
 
     def cell_failed(self, error: BaseException) -> None:
+        self._has_failed = True
         if self.core.shell is not None:
             where = self.core.network.where
             out_of_memory.note(error, self.core.shell.user_ns, lambda: where.of_traceback(error.__traceback__))
 
     def cell_facts(self) -> Sequence[Sequence[Any]]:
+        if not self._has_failed:
+            return ()
+        self._has_failed = False
         return out_of_memory.take_fact()
 
     def explain(self, error: BaseException) -> str:
