@@ -126,7 +126,7 @@ def called_of(place: str) -> str:
 
 
 APART = {  # how ranks train without synchronization -> what is known about it
-    "": "To train together, call a model that is wrapped in DistributedDataParallel, not its module",
+    "": "To train together, wrap the model in DistributedDataParallel, and call the wrapped model, not its module",
     "unwrapped": (
         "The parameters of the optimizer belong to no model in DistributedDataParallel. To train together, wrap the "
         "model, and call the wrapped one"

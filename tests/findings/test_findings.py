@@ -231,8 +231,9 @@ def test_same_epoch_again(run):
 def test_same_batches(run, wrap):
     code = MODEL.replace("10 + rank", "10").replace("DDP(net)", wrap)
     assert run(code + LOOP.format(forward="model(x)")) == [
-        "steps 0-2: ranks 0,1 gave model the same inputs, which changed from step to step; give each rank its own part "
-        "of the data with DistributedSampler, or its own seed (# ddp: ok same-batches)"
+        "from step 0 on: ranks 0,1 gave model the same inputs in all 6 compared steps, and the inputs changed from "
+        "step to step; give each rank its own part of the data with DistributedSampler, or its own seed (# ddp: ok "
+        "same-batches)"
     ]
     assert run(MODEL.replace("DDP(net)", wrap) + LOOP.format(forward="model(x)")) == []
     assert run(code + LOOP.format(forward="model(torch.ones(4, 8))")) == []

@@ -16,9 +16,9 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.compare.comparison import Comparison, compare
 from ddp_notebook.observe.compare.named import compare_named, named
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.records.schema import SIDES
+from ddp_notebook.records.schema import ORIGINS, SIDES
 from ddp_notebook.widgets import simulate as simulate_ranks
-from tests.observe.synthetic import Synthetic, simulate
+from tests.observe.synthetic import BEGIN_NS, Synthetic, simulate
 
 
 def recorded(run: Synthetic) -> Recording:
@@ -249,6 +249,75 @@ def test_a_nan_and_a_differing_loss():
 def test_nothing_recorded_is_told():
     numbers = compared({}, {}).numbers
     assert not numbers.is_found and numbers.sentence.startswith("No number was compared: no metric and no value of a")
+
+
+def without_gradients(*, in_b: bool = True, metrics: tuple[str, ...] = ()) -> Comparison:
+    """Compare runs whose common collectives are those with which DDP sets up a model."""
+    runs = []
+    for has_gradients in (False, in_b):
+        run = simulate(world_size=2, is_ddp=False)
+        for row in list(run._rows["call"]):
+            is_setup = row["step"] < 3
+            row["origin"] = ORIGINS.index("ddp" if is_setup else "user")
+            if is_setup:
+                value = {"numel": 2, "high": 1.0, "dtype": "float32", "name": "", "side": 0}
+                run.add("value", rank=row["rank"], call=row["call"], **value)
+        if not has_gradients:
+            run._rows["call"] = [row for row in run._rows["call"] if row["step"] < 3]
+        run._tables.clear()
+        for name in metrics:
+            value = float(has_gradients and name != "loss")
+            run.add("metric", rank=0, name=name, cell=1, step=5, value=value, time_ns=BEGIN_NS)
+        runs.append(recorded(run))
+    return compare(*runs)
+
+
+def test_equal_tensors_of_the_setup_are_not_reported_as_equal_training():
+    numbers = without_gradients().numbers
+    assert (numbers.tensors, numbers.of_training) == (6, 0)
+    assert numbers.sentence == (
+        "No gradient and no loss was compared: A has no collective that could send gradients, such as all_reduce. Only "
+        "tensors that DDP sends to set up a model or to copy its buffers were compared, and they are equal: 6 tensors"
+    )
+    both = without_gradients(in_b=False, metrics=("loss",)).numbers.sentence
+    assert both.startswith("No gradient was compared: A and B have no collective that could send gradients")
+    assert both.endswith("6 tensors and 1 metric value")
+
+
+def test_a_metric_is_compared_with_tensors_of_the_training_only():
+    """Equal tensors of the setup do not show that a differing metric is no number of the training."""
+    numbers = without_gradients(metrics=("rate",)).numbers
+    assert numbers.first is not None and numbers.first.name == "rate" and numbers.apart == ()
+
+
+def used_cores(own: float, busy: float, ready: float) -> Recording:
+    """Return a run of two ranks on two cores.
+
+    Args:
+        own, busy: cores that each rank, and that all processes use.
+        ready: share of the time in which a rank has no core.
+    """
+    run = simulate(world_size=2, steps=60)
+    for second in range(3):
+        for rank in (0, 1):
+            counted = {"ready_ns": ready, "ran_ns": own, "host_busy_ns": busy}
+            row = {name: int(1e9 + second * 1e9 * share) for name, share in counted.items()}
+            at_ns = BEGIN_NS + second * 10**9
+            run.add("resource", rank=rank, time_ns=at_ns, cores=2, host_cores=2, gpu_allocated_bytes=-1, **row)
+    return recorded(run)
+
+
+@pytest.mark.parametrize(
+    ("own", "busy", "cause"),
+    [
+        (0.25, 1.95, ": other processes used the cores"),
+        (0.95, 1.95, ": the ranks themselves used all cores"),
+        (0.2, 0.6, ""),  # the processes that used the cores are not known
+    ],
+)
+def test_a_cause_of_a_lack_of_cores_is_named_if_it_was_measured(own, busy, cause):
+    notes = compare(used_cores(own, busy, 0.1), used_cores(own, busy, 0.7)).time.notes
+    assert notes == (f"A rank had no free core for 24.1 ms instead of 3.45 ms of a step{cause}",)
 
 
 # ---- names, files and the shell command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -122,7 +123,12 @@ def test_a_run_that_the_model_does_not_explain_gets_no_forecast():
     run._tables.clear()
     found = forecast(run, [8, 64])
     assert found.predictions == () and abs(found.error) > 0.1
-    assert str(found).startswith("No forecast: For cell 1 on 2 ranks the model predicts ")
+    text = str(found)
+    assert text.startswith(
+        "No forecast, because the forecast of the recorded run is wrong by more than 10 %. For cell 1 itself on 2 "
+        "ranks, the forecast is "
+    )
+    assert re.search(r"% (more|less) than the measured [\d.]+ ms \(mean of 16 steps\)\. The cause is not known\.", text)
     assert len(str(found).splitlines()) == 1
     with pytest.raises(UsageError, match="nothing to draw: No forecast"):
         found.plot()

@@ -15,7 +15,9 @@ from ddp_notebook.observe.figures import figures
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report import rpc_sentences
 from ddp_notebook.observe.report.bubbles import Bubble
+from ddp_notebook.observe.report.loading import Started, loading, loads_usually
 from ddp_notebook.observe.report.report import report
+from ddp_notebook.observe.steps.steps import measure
 from ddp_notebook.observe.steps.waits import straggler
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.schema import SPANS
@@ -655,6 +657,30 @@ def test_batches_that_differ_between_ranks_are_added():
     assert _head(run).endswith("effective batch 32 x 3 ranks = 96"), "the last batch of an epoch may be smaller"
     run = _change_samples(simulate(), lambda row: 20 + row["step"])
     assert "effective batch" not in _head(run), "each step has another one"
+
+
+def test_ranks_with_the_same_or_unknown_inputs_have_no_effective_batch():
+    run = simulate(world_size=2)
+    run.findings[1] = ("from step 0 on: ranks 0,1 gave model the same inputs (# ddp: ok same-batches)",)
+    assert "effective batch" not in _head(run)
+    run.findings[1] = ("step 5: another pass over the data has the same order (# ddp: ok same-epoch)",)
+    assert "effective batch 32 x 2 ranks = 64" in _head(run)
+    is_cell = SPANS.index("cell")
+    run._rows["span"] = [row for row in run._rows["span"] if (row["kind"], row["rank"]) != (is_cell, 1)]
+    run._tables.clear()
+    assert "effective batch" not in _head(run), "rank 1 was killed in the cell, so its inputs were not compared"
+
+
+def test_a_loader_that_is_slow_in_a_few_steps_is_not_blamed():
+    """A rank may be paused in a step. The loader is not the cause."""
+    few, each = simulate(world_size=2, steps=30), simulate(world_size=2, steps=30, input_ms=40)
+    assert any("load in the background" in text for text in report(each).suggestions)
+    started = Started(count=0, steps=30, workers_ns=0, steps_ns=1, cell_ns=None)
+    options = {"started": started, "has_gpu": False}
+    assert loading(None, 10 * MS, 4 * MS, 0, cores_are_taken=False, **options)
+    assert loading(None, 10 * MS, 4 * MS, 0, cores_are_taken=True, **options) == [], "the ranks wait for a core"
+    assert loading(None, 10 * MS, 4 * MS, 0, cores_are_taken=False, is_usual=False, **options) == []
+    assert loads_usually(measure(each)) and not loads_usually(measure(few))
 
 
 def test_two_optimizers_have_no_effective_batch():

@@ -49,6 +49,15 @@ def ranks(session):
     return session
 
 
+def test_memory_without_code_has_a_total_and_no_peak(ranks):
+    ranks.run(f"{_WAYS['DDP'][0]}", quiet=True)
+    now, with_code, again = (str(ranks.memory(code)).splitlines() for code in ("", "step()", ""))
+    assert now[0].split() == ["parameters", "gradients", "optimizer", "state", "total"]
+    assert with_code[0].split()[-3:] == ["activations", "temporary", "peak"]
+    last = [re.split(r"  +", line) for line in again]
+    assert len(last[1]) == 4 and len(last[2]) == 7, "the first row has no activations and no peak"
+
+
 @pytest.mark.parametrize("way", _WAYS)
 def test_three_parts_are_within_three_percent_of_the_formula(ranks, way):
     make, bytes_each = _WAYS[way]

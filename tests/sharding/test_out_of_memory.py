@@ -17,7 +17,7 @@ from ddp_notebook.rank.sharding import out_of_memory
 from ddp_notebook.records.schema import RESOURCE, Rows
 from ddp_notebook.run.sharding.out_of_memory import QUESTION, OutOfMemory, explained, why, why_of_file
 from ddp_notebook.widgets import simulate as simulate_ranks
-from tests.observe.synthetic import simulate
+from tests.observe.synthetic import Synthetic, simulate
 
 GB, S = 10**9, 10**9
 
@@ -118,6 +118,7 @@ def test_only_a_rank_that_grows_alone_is_named():
 # ---- the answer
 
 _FACTS = {
+    "cell": 1,
     "site": "cell line 3",
     "module": "model.1",
     "requested": 2 * GB,
@@ -135,7 +136,9 @@ _FACTS = {
 
 def test_the_answer_names_rank_line_parts_and_growth():
     now = {rank: {"limit": (8 * GB, 2 * GB, 10 * GB, "data")} for rank in range(2)}
-    lines = str(explained(simulate(world_size=2), {1: _FACTS}, now, _rows([1, 1, 1], [1, 1, 9]))).splitlines()
+    recording = Synthetic(world_size=2)
+    recording.span(1, "cell", "In [1]", 0, 3 * S, cell=1)
+    lines = str(explained(recording, {1: _FACTS}, now, _rows([1, 1, 1], [1, 1, 9]))).splitlines()
     assert lines[0] == (
         "Rank 1 ran out of memory in cell line 3, in model.1: it requested 2.0 GB when 9.0 GB of 10 GB were in use "
         "(address space, RLIMIT_AS). At most 1.0 GB would have fitted, 50 % of the request."
@@ -152,6 +155,24 @@ def test_the_answer_names_rank_line_parts_and_growth():
         "Near the limit: rank 1 90 %; not: rank 0.",
         "Other processes of the host use 0 B.",
     ]
+
+
+def test_growth_of_other_cells_is_not_reported():
+    recording = Synthetic(world_size=2)
+    recording.span(1, "cell", "In [1]", 0, 2 * S, cell=1)
+    recording.span(1, "optimizer", "SGD", 0, S, cell=1)
+    recording.span(1, "cell", "In [2]", 3 * S, 6 * S, cell=2)
+    rows = _rows([1], [1, 5, 5, 5, 5, 7, 7])
+    of_cell = {cell: explained(recording, {1: _FACTS | {"cell": cell}}, {}, rows) for cell in (1, 2, 3)}
+    assert "grew from 1.0 GB to 5.0 GB in 1.00 s, from step 0 on." in str(of_cell[1])
+    assert "grew from 5.0 GB to 7.0 GB in 1.00 s." in str(of_cell[2]), "cell 2 had no step"
+    assert "grew" not in str(of_cell[3]), "the cell is not known"
+
+
+def test_a_request_that_is_almost_as_large_as_the_rest_is_not_compared():
+    facts = _FACTS | {"requested": 40_000_000, "limit": (39_950_000, 9 * GB, 10 * GB, "data")}
+    text = str(explained(Synthetic(world_size=2), {1: facts}, {}, _rows([1])))
+    assert "would have fitted" not in text and "it requested 40 MB when 9.0 GB of 10 GB were in use" in text
 
 
 def test_the_answer_has_the_parts_of_a_gpu():

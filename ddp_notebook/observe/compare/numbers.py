@@ -28,6 +28,7 @@ from ddp_notebook.records.words import list_ranks
 
 _INPUT = SIDES.index("input")
 _LOCAL = SIDES.index("local gradient")
+_DDP = ORIGINS.index("ddp")
 _CONTENTS = VALUE.fields["numel"][1] if VALUE.fields is not None else 0  # the columns from here on are the values
 _LOSSES = ("loss", "acc", "grad", "norm", "perplexity")  # metrics of the training are called like this
 _AT_ONCE = 8192  # rows
@@ -104,7 +105,10 @@ class Numbers:
     others: tuple[NumberChange, ...]  # first differences of other metrics and of tensors, in the order of time
     apart: tuple[NumberChange, ...]  # metrics that differ although all compared tensors or losses are equal
     tensors: int  # number of compared sides of collectives and gradients
+    of_training: int  # the compared tensors without those that DDP sends to set up a model and to copy its buffers
     metrics: int  # number of compared values of metrics
+    losses: int  # number of compared values of losses
+    lacking: str  # why no tensor of training was compared, as a clause; "": some were compared
     left_out: bool  # the values of some steps were not recorded
 
     @property
@@ -129,7 +133,11 @@ class Numbers:
                 "records a metric, %ddp_record values the tensors of collectives"
             )
         some = ", of some steps only (%ddp_record all: of each step)" if self.left_out and self.tensors else ""
-        return f"All compared numbers are equal: {' and '.join(counts)}{some}"
+        if not self.tensors or self.of_training:
+            return f"All compared numbers are equal: {' and '.join(counts)}{some}"
+        which = "No gradient was compared" if self.losses else "No gradient and no loss was compared"
+        sent = "tensors that DDP sends to set up a model or to copy its buffers"
+        return f"{which}: {self.lacking}. Only {sent} were compared, and they are equal: {' and '.join(counts)}{some}"
 
     @staticmethod
     def _has_gap(one: NumberChange) -> bool:
@@ -139,16 +147,19 @@ class Numbers:
 def numbers(a: Side, b: Side) -> Numbers:
     """Compare metrics, collectives and gradients of two runs, and return the first differences."""
     metrics, values = _compare_metrics(a, b)
-    tensors, count = _compare_tensors(a, b)
+    tensors, count, of_training = _compare_tensors(a, b)
     differing = sorted(tensors, key=lambda one: (one.time_ns, one.kind != "input"))
-    main, apart = _split(metrics, differing, count, values)
+    main, apart = _split(metrics, differing, of_training, values)
     order = sorted([*differing, *main], key=lambda one: (one.time_ns, one.kind != "input"))
     return Numbers(
         first=order[0] if order else None,
         others=tuple(order[1:]),
         apart=tuple(apart),
         tensors=count,
+        of_training=of_training,
         metrics=sum(values.values()),
+        losses=sum(number for name, number in values.items() if _is_loss(name)),
+        lacking="" if of_training else _lacking(a, b),
         left_out=bool(a.rows.rows("call")["left_out"].any() or b.rows.rows("call")["left_out"].any()),
     )
 
@@ -163,7 +174,7 @@ def _split(
 
     Args:
         differing: differing tensors.
-        tensors: number of compared tensors.
+        tensors: number of compared tensors of training.
         values: number of compared values, by metric.
     """
     losses = [one for one in metrics if _is_loss(one.name)]
@@ -300,16 +311,37 @@ class _Tensors:
     call: Ints  # row in the table of calls; -1 for a gradient
 
 
-def _compare_tensors(a: Side, b: Side) -> tuple[list[NumberChange], int]:
+def _lacking(a: Side, b: Side) -> str:
+    """Return why no gradient was compared, as a clause."""
+    without = [name for name, one in (("A", a), ("B", b)) if not _are_of_training(one.rows.rows("call")).any()]
+    if without:
+        verb = "has" if len(without) == 1 else "have"
+        return f"{' and '.join(without)} {verb} no collective that could send gradients, such as all_reduce"
+    return "no collective that could send gradients has recorded values in the same step of A and B"
+
+
+def _are_of_training(calls: Rows) -> npt.NDArray[np.bool_]:
+    """Return a mask (n,) of the calls without those that DDP makes to set up a model and to copy its buffers.
+
+    Source: torch/csrc/distributed/c10d/reducer.cpp, and `_sync_module_states` in torch/nn/parallel/distributed.py.
+    """
+    found: npt.NDArray[np.bool_] = (calls["origin"] != _DDP) | (calls["bucket"] >= 0)
+    return found
+
+
+def _compare_tensors(a: Side, b: Side) -> tuple[list[NumberChange], int, int]:
+    """Return the first differing tensors, the number of compared tensors, and the number of those of training."""
     codes: Codes = {}
     first, second = _tensors(a, codes), _tensors(b, codes)
     _, at, to = np.intersect1d(first.key, second.key, return_indices=True)
     if not len(at):
-        return [], 0
+        return [], 0, 0
     differs, is_compared = _differ(a, b, first.value[at], second.value[to], _are_buckets(codes)[first.code[at]])
     at, to, differs = at[is_compared], to[is_compared], differs[is_compared]
+    call = first.call[at]
+    of_training = int((_are_of_training(a.rows.rows("call"))[call] | (call < 0)).sum())  # -1: a gradient by its name
     if not differs.any():
-        return [], len(at)
+        return [], len(at), of_training
     steps, times, codes_of, sides = first.step[at], first.time_ns[at], first.code[at], first.side[at]
     begins = np.flatnonzero(differs & (steps == steps[differs].min()))
     code = int(codes_of[begins[np.argmin(times[begins])]])
@@ -320,7 +352,7 @@ def _compare_tensors(a: Side, b: Side) -> tuple[list[NumberChange], int]:
     found = _first_tensor(a, b, first, at[own], values, others, differs[own])
     inputs = (codes_of == code) & (sides == _INPUT) & (steps == found.step)
     only_result = found.kind == "output" and set(found.compared) <= set(first.rank[at[inputs]].tolist())
-    return [replace(found, only_result=only_result and not differs[inputs].any())], len(at)
+    return [replace(found, only_result=only_result and not differs[inputs].any())], len(at), of_training
 
 
 def _are_buckets(codes: Codes) -> npt.NDArray[np.bool_]:
@@ -394,7 +426,7 @@ def _are_bucket_orders(side: Side, calls: Rows) -> npt.NDArray[np.bool_]:
     first, of = distinct(calls["op"], calls["dtype"])
     texts = [(side.rows.text(int(calls["op"][at])), side.rows.text(int(calls["dtype"][at]))) for at in first.tolist()]
     is_order = np.array([both == ("broadcast", "int32") for both in texts], bool)
-    found: npt.NDArray[np.bool_] = (calls["origin"] == ORIGINS.index("ddp")) & is_order[of]
+    found: npt.NDArray[np.bool_] = (calls["origin"] == _DDP) & is_order[of]
     return found
 
 

@@ -248,6 +248,10 @@ def _load(a: Side, b: Side) -> tuple[float, tuple[str, ...]]:
     slower = second if more > 0 else first
     if abs(more) < max(_LEAST_SHARE * min(a.run.step_ns, b.run.step_ns), _LEAST_NS):
         return 0.0, ()
-    cause = "other processes used the cores" if slower.by_others else "the ranks themselves used all cores"
-    note = f"A rank had no free core for {ms(lacks[1])} instead of {ms(lacks[0])} of a step: {cause}"
+    cause = ""  # unknown
+    if slower.by_others:
+        cause = ": other processes used the cores"
+    elif slower.by_ranks:
+        cause = ": the ranks themselves used all cores"
+    note = f"A rank had no free core for {ms(lacks[1])} instead of {ms(lacks[0])} of a step{cause}"
     return (abs(more) if slower.by_others else 0.0), (note,)

@@ -29,6 +29,7 @@ from ddp_notebook.observe.forecast.timeline import (
     transfers,
     with_buckets,
 )
+from ddp_notebook.observe.steps.run import run_of
 from ddp_notebook.observe.tables.matching import RowSource, in_cell, label_of
 from ddp_notebook.observe.tables.parts import Bounded, CellPart
 from ddp_notebook.records.schema import ORIGINS, SPANS
@@ -68,6 +69,8 @@ class Forecast:
     label: str  # displayed name of the cell
     ranks: int  # number of recorded ranks
     measured_ns: float  # mean step of the recording
+    compared: int  # number of recorded steps in `measured_ns`
+    report_ns: float  # mean step of `%ddp_report`, which averages other steps
     predicted_ns: float  # the same step, predicted
     predictions: tuple[Prediction, ...]  # (): the prediction of the recording is off by more than 10 %
     measured: Prediction | None  # the recorded step itself, with its predicted share of exposed communication
@@ -139,6 +142,7 @@ def forecast(
             raise UsageError(f"{name} with a value between nodes needs gpus_per_node (--gpus-per-node 8)")
     own, label, recorded = _recorded(recording, cell)
     steps, world = recorded.steps, len(recorded.ranks)
+    run = run_of(own, int(own.rows("span")["cell"][0]))
     found = _fitted(label, recorded, asked)
     measured_ns, samples = recorded.measured_ns, recorded.samples
     itself = _Model(steps, world, network=_as_recorded(found))
@@ -149,6 +153,8 @@ def forecast(
         label=label,
         ranks=world,
         measured_ns=measured_ns,
+        compared=len(steps),
+        report_ns=measured_ns if run is None else run.step_ns,
         predicted_ns=predicted_ns,
         predictions=(),
         measured=None,
@@ -157,7 +163,7 @@ def forecast(
         notes=(),
     )
     if abs(result.error) > _MOST_OFF:
-        return replace(result, verdict=f"No forecast: {_of_itself(result)}")
+        return replace(result, verdict=_refused(result))
     factor = asked.batch * (1 if asked.micro_steps is None else asked.micro_steps / max(1, steps[0].passes))
     predictions = tuple(model.predict(count, samples, factor) for count in asked.ranks)
     measured = replace(itself.predict(world, samples, 1.0), step_ns=measured_ns)
@@ -412,11 +418,24 @@ class _Scaled:
 
 
 def _of_itself(found: Forecast) -> str:
+    """Return the comparison of the recorded run with its own forecast, as a sentence without its full stop."""
     rank = f"{found.ranks} rank{'s' * (found.ranks != 1)}"
     off = f"{percent(abs(found.error))} {'more' if found.error > 0 else 'less'}"
+    mean = f"mean of {found.compared} step{'s' * (found.compared != 1)}"
+    if ms(found.measured_ns) != ms(found.report_ns):
+        mean += f"; the mean of %ddp_report has other steps: {ms(found.report_ns)}"
     return (
-        f"For {found.label} on {rank} the model predicts {ms(found.predicted_ns)}/step, {off} than the measured "
-        f"{ms(found.measured_ns)}"
+        f"For {found.label} itself on {rank}, the forecast is {ms(found.predicted_ns)}/step, {off} than the measured "
+        f"{ms(found.measured_ns)} ({mean})"
+    )
+
+
+def _refused(found: Forecast) -> str:
+    """Return why there is no forecast, as sentences without the last full stop."""
+    return (
+        f"No forecast, because the forecast of the recorded run is wrong by more than {percent(_MOST_OFF)}. "
+        f"{_of_itself(found)}. The cause is not known. %ddp_report shows the largest times of a step, and whether "
+        "other processes used the cores. Record more steps, and forecast again"
     )
 
 

@@ -213,6 +213,7 @@ def suggestions(
     page_faults: float = 0.0,
     loader: Loader | None = None,
     taken: CoreUse | None = None,
+    loads_usually: bool = True,
 ) -> tuple[str, ...]:
     """Return up to three suggestions.
 
@@ -229,6 +230,7 @@ def suggestions(
         page_faults: page faults per step, mean of the ranks.
         loader: the DataLoader that the steps wait for; None: its settings are unknown.
         taken: time that ranks waited for a core; None: unknown.
+        loads_usually: the median step waits for the loader too, not only some steps.
     """
     # Leave out a rank with a slow loader, because its loading time is not typical.
     others = [one for one in ranks if slow is None or one.rank != slow.rank or slow.phase != "input"]
@@ -254,7 +256,8 @@ def suggestions(
         workers_ns,
         started=started,
         has_gpu=has_gpu,
-        cores_are_taken=cores_are_taken,
+        cores_are_taken=taken is not None and taken.is_large,
+        is_usual=loads_usually,
     )
     if parts.share(faults_ns := page_faults * FAULT_NS) >= _NOTABLE:
         found.append(

@@ -41,6 +41,11 @@ class CoreUse:
         """Return whether other processes used cores of a host."""
         return any(_counts(others, cores) for others, _, cores in self.used.values())
 
+    @property
+    def by_ranks(self) -> bool:
+        """Return whether the ranks used all cores of a host."""
+        return any(own >= _ALL * cores for _, own, cores in self.used.values())
+
     def words(self, step_ns: float, ranks: int) -> str:
         """Return a sentence about a step, without its full stop."""
         who = "The rank had" if ranks == 1 else "On average, a rank had"

@@ -99,6 +99,12 @@ def _is_in_a_step(spans: Rows, steps: StepTable) -> npt.NDArray[np.bool_]:
     return inside
 
 
+def loads_usually(steps: StepTable) -> bool:
+    """Return whether the median step waits for a notable time for the loader."""
+    waits = steps.parts["input"] - steps.parts["workers"]
+    return bool(np.median(waits) >= _NOTABLE * np.median(steps.duration_ns))
+
+
 def loading(
     loader: Loader | None,
     step_ns: float,
@@ -108,6 +114,7 @@ def loading(
     started: Started,
     has_gpu: bool,
     cores_are_taken: bool,
+    is_usual: bool = True,
 ) -> list[tuple[float, str]]:
     """Return suggestions, each with the time per step in ns that it concerns.
 
@@ -118,7 +125,8 @@ def loading(
         workers_ns: part of `input_ns`: start and end of workers.
         started: starts and ends of workers in all steps of the cell.
         has_gpu: the ranks use GPUs.
-        cores_are_taken: other processes use the cores, so more workers would not help.
+        cores_are_taken: ranks wait for a core, so more workers would not help.
+        is_usual: the median step waits for the loader too.
     """
     found = []
     waits_ns = input_ns - workers_ns
@@ -144,6 +152,8 @@ def loading(
                     f"sample: each step still waits {ms(waits_ns)} for {loader.kind}",
                 )
             )
+        return found
+    if cores_are_taken or not is_usual:  # in a few steps the rank was paused rather than busy with loading
         return found
     pinned = ", pin_memory=True" if has_gpu else ""
     which = "the loader" if loader is None else f"{loader.kind} has num_workers=0 and"

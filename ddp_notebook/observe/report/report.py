@@ -31,7 +31,7 @@ from ddp_notebook.observe.report.advice import StepParts, gradients_of, is_shard
 from ddp_notebook.observe.report.bubbles import bubbles
 from ddp_notebook.observe.report.cores import CoreUse, shared, taken
 from ddp_notebook.observe.report.effective_batch import effective_batch
-from ddp_notebook.observe.report.loading import loader_of, started_in
+from ddp_notebook.observe.report.loading import loader_of, loads_usually, started_in
 from ddp_notebook.observe.report.memory_growth import growing_alone
 from ddp_notebook.observe.report.network_waits import network
 from ddp_notebook.observe.report.outside import WORKERS_OUTSIDE, Outside, Row, outside
@@ -50,7 +50,7 @@ from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms, percent
 from ddp_notebook.records.words import train_apart
 
-_OPTIMIZER = SPANS.index("optimizer")
+_OPTIMIZER, _CELL = map(SPANS.index, ("optimizer", "cell"))
 
 
 def apart(recording: Bounded, cell: int) -> list[int]:
@@ -291,7 +291,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
         outside=of_cell,
         taken=cores,
         times=(),
-        batch=effective_batch(own, found),
+        batch="" if _may_share_inputs(own, cell) else effective_batch(own, found),
         synchronises=gradients is not None,
         straggler=slow,
         efficiency=efficiency,
@@ -335,6 +335,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             page_faults=faults,
             loader=loader_of(own, found),
             taken=cores,
+            loads_usually=loads_usually(found),
         ),
     )
 
@@ -515,6 +516,16 @@ def _memory(recording: RowSource, steps: StepTable) -> tuple[str, ...]:
     if found is None:
         return ()
     return (f"The resident memory of rank {found.rank} alone grows: {found}. %ddp_memory shows the parts",)
+
+
+def _may_share_inputs(recording: Bounded, cell: int) -> bool:
+    """Return whether ranks had the same inputs, or the inputs were not compared because a rank did not end the cell."""
+    if any("ok same-batches" in found for found in recording.findings.get(cell, ())):
+        return True
+    spans = recording.rows("span")
+    cells = select(spans, spans["kind"] == _CELL)
+    ended = np.unique(cells["rank"][cells["end_ns"] >= 0])
+    return bool(len(ended)) and not np.isin(spans["rank"], ended).all()
 
 
 def _findings(recording: Bounded, cell: int) -> tuple[str, ...]:

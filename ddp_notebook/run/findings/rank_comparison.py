@@ -121,7 +121,7 @@ def same_batches(facts: OfRanks) -> OfRanks:
     Example:
         >>> own = {"model": "model", "ranks": [0, 1], "steps": [[1, 7, "0.5 "], [2, 8, "0.6 "], [3, 9, "0.4 "]]}
         >>> same_batches({0: (0, own), 1: (0, own)})[1]
-        (1, {'model': 'model', 'last': 3})
+        (1, {'model': 'model', 'last': 3, 'same': 3, 'compared': 3})
         >>> same_batches({0: (0, own), 1: (0, {**own, "steps": [[1, 7, "0.5 "], [2, 8, "0.6 "], [3, 9, "0.2 "]]})})
         {}
     """
@@ -132,8 +132,22 @@ def same_batches(facts: OfRanks) -> OfRanks:
     for (first, _, model, group), ranks in sorted(by_run.items()):
         inside = [rank for rank in ranks if rank in group]
         if len(inside) > 1:
-            return {rank: (first, {"model": model, "last": first + _CONSECUTIVE - 1}) for rank in inside}
+            same, compared = _same_steps([facts[rank][1]["steps"] for rank in inside], first)
+            own = {"model": model, "last": first + _CONSECUTIVE - 1, "same": same, "compared": compared}
+            return {rank: (first, own) for rank in inside}
     return {}
+
+
+def _same_steps(of_ranks: list[list[list[Any]]], first: int) -> tuple[int, int]:
+    """Return in how many compared steps from `first` on the inputs of all ranks are the same, and how many there are.
+
+    Args:
+        of_ranks: compared steps of each rank: step, checksum of the inputs, and losses.
+        first: number of a step.
+    """
+    inputs = [{step: checksum for step, checksum, _ in steps if step >= first} for steps in of_ranks]
+    common = set.intersection(*(set(one) for one in inputs))
+    return sum(len({one[step] for one in inputs}) == 1 for step in common), len(common)
 
 
 def _runs(steps: list[list[Any]]) -> Iterator[tuple[int, tuple[tuple[int, str], ...]]]:

@@ -211,9 +211,11 @@ def _not_finite(step: int, details: Details) -> tuple[str, str]:
 
 def _same_batches(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
-    return _span(step, one["last"], one["last"] - step + 1), (
-        f"{list_ranks(list(details))} gave {one['model']} the same inputs, which changed from step to step; give each "
-        "rank its own part of the data with DistributedSampler, or its own seed"
+    is_always = one["same"] == one["compared"]
+    steps = f"all {one['compared']}" if is_always else f"{one['same']} of {one['compared']}"
+    return f"from {_at(step)} on" if is_always else _span(step, one["last"], one["last"] - step + 1), (
+        f"{list_ranks(list(details))} gave {one['model']} the same inputs in {steps} compared steps, and the inputs "
+        "changed from step to step; give each rank its own part of the data with DistributedSampler, or its own seed"
     )
 
 

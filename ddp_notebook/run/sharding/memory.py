@@ -25,6 +25,7 @@ class RankMemory:
 
 
 _COLUMNS = tuple(field.name for field in fields(RankMemory))
+_OF_CODE = ("activations", "temporary")  # measured while code runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,11 @@ class Memory:
         return self.by_rank[rank]
 
     def __repr__(self) -> str:
-        shown = [name for name in _COLUMNS if name not in ("buffers",) or any(getattr(one, name) for one in self._all)]
-        head = ["", *[name.replace("_", " ") for name in shown]]
+        is_now = not self.code and (self.before is None or not self.before.code)
+        shown = [name for name in _COLUMNS if name != "buffers" or any(getattr(one, name) for one in self._all)]
+        shown = [name for name in shown if not (is_now and name in _OF_CODE)]
+        words = {name: name.replace("_", " ") for name in shown} | ({"peak": "total"} if is_now else {})
+        head = ["", *[words[name] for name in shown]]
         rows = [[list_ranks(ranks), *cells] for cells, ranks in self._rows(shown)]
         if self.before is not None:
             rows += [["before, " + list_ranks(ranks), *cells] for cells, ranks in self.before._rows(shown)]
@@ -60,5 +64,9 @@ class Memory:
         return [*self.by_rank.values(), *(self.before.by_rank.values() if self.before else ())]
 
     def _rows(self, shown: list[str]) -> list[tuple[tuple[str, ...], list[int]]]:
-        cells = {rank: tuple(size(getattr(one, name)) for name in shown) for rank, one in self.by_rank.items()}
+        unknown = () if self.code else (*_OF_CODE, *(() if "peak" in shown and _OF_CODE[0] not in shown else ("peak",)))
+        cells = {
+            rank: tuple("" if name in unknown else size(getattr(one, name)) for name in shown)
+            for rank, one in self.by_rank.items()
+        }
         return list(group_by_value(cells).items())

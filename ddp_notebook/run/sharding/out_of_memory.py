@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _HELD = ("parameters", "buffers", "gradients", "optimizer_state")
 _NEAR = 0.8  # share of the limit
 _MOST = 6  # modules and variables that are listed
-_OPTIMIZER = SPANS.index("optimizer")
+_OPTIMIZER, _CELL = map(SPANS.index, ("optimizer", "cell"))
+_NO_CELL = -1  # the cell of the error is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ def keep(recording: RecordedTables, cell: int, facts: Mapping[int, Sequence[Sequ
     for rank, own in sorted(facts.items()):
         for name, _, details in own:
             if name == _FACT:
-                recording._out_of_memory[rank] = dict(details)
+                recording._out_of_memory[rank] = {**details, "cell": cell}
                 found = recording.findings.get(cell, ())
                 recording.findings[cell] = (*found, _sentence(rank, details).rstrip("."))
 
@@ -104,14 +105,15 @@ def why_of_file(path: str) -> OutOfMemory:
     return explained(recording, recording._out_of_memory, {}, recording.rows("resource"), is_live=False)
 
 
-def why(told: Mapping[int, Mapping[str, Any]], recording: RowSource) -> OutOfMemory:
+def why(told: Mapping[int, Mapping[str, Any]], recording: RecordedTables) -> OutOfMemory:
     """Explain the last out-of-memory errors.
 
     Args:
         told: values of `QUESTION` by rank.
         recording: the recording of the session.
     """
-    last = {rank: one["last"] for rank, one in told.items() if one["last"]}
+    cells = {rank: one["cell"] for rank, one in recording._out_of_memory.items()}
+    last = {rank: {**one["last"], "cell": cells.get(rank, _NO_CELL)} for rank, one in told.items() if one["last"]}
     return explained(recording, last, {rank: one["now"] for rank, one in told.items()}, recording.rows("resource"))
 
 
@@ -132,17 +134,30 @@ def explained(
         resources: rows of `records.RESOURCE`.
         is_live: the ranks were asked, so ranks without facts had no error.
     """
-    found = {rank: growth_of(resources, rank) for rank in last}
-    growth = {rank: one for rank, one in found.items() if one is not None}
     spans = recording.rows("span")
-    steps = {}
-    for rank, one in growth.items():
-        own = spans[(spans["rank"] == rank) & (spans["kind"] == _OPTIMIZER)]
-        own = own[own["cell"] == own["cell"].max(initial=0)]
-        if len(own) and own["start_ns"].min() <= one.end_ns:
-            steps[rank] = int((own["end_ns"] <= one.begin_ns).sum())
+    growth, steps = {}, {}
+    for rank, facts in last.items():
+        own = spans[(spans["rank"] == rank) & (spans["cell"] == facts.get("cell", _NO_CELL))]
+        if (one := _growth_in(own, resources, rank)) is None:
+            continue
+        growth[rank] = one
+        taken = own[own["kind"] == _OPTIMIZER]
+        if len(taken) and taken["start_ns"].min() <= one.end_ns:
+            steps[rank] = int((taken["end_ns"] <= one.begin_ns).sum())
     others = _others(recording, resources)
     return OutOfMemory(last=last, now=now, growth=growth, steps=steps, others=others, is_live=is_live)
+
+
+def _growth_in(spans: Rows, resources: Rows, rank: int) -> Growth | None:
+    """Return the growth of a rank's memory in the cell with these spans; None if the cell is unknown or too short."""
+    cells = spans[spans["kind"] == _CELL]
+    if not len(cells):
+        return None
+    begin_ns, end_ns = int(cells["start_ns"].min()), int(cells["end_ns"].max())
+    inside = resources["time_ns"] >= begin_ns
+    if end_ns >= 0:
+        inside &= resources["time_ns"] <= end_ns
+    return growth_of(resources[inside], rank)
 
 
 def _others(recording: RowSource, resources: Rows) -> int | None:
@@ -161,8 +176,9 @@ def _sentence(rank: int, one: Mapping[str, Any]) -> str:
     if one["limit"] and not one.get("is_of_gpu"):  # the limits of the host say nothing about a GPU
         left, used, limit, what = one["limit"]
         text += f" when {size(used)} of {size(limit)} were in use ({what})"
-        if 0 < left < one["requested"]:
-            text += f". At most {size(left)} would have fitted, {percent(left / one['requested'])} of the request"
+        share = percent(left / one["requested"]) if 0 < left < one["requested"] else ""
+        if share and share != "100 %":  # a difference that the numbers do not show would contradict the error
+            text += f". At most {size(left)} would have fitted, {share} of the request"
     if one["gpu"]:
         gpu = one["gpu"]
         text += (
