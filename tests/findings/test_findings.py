@@ -232,7 +232,7 @@ def test_same_batches(run, wrap):
     code = MODEL.replace("10 + rank", "10").replace("DDP(net)", wrap)
     assert run(code + LOOP.format(forward="model(x)")) == [
         "from step 0 on: ranks 0,1 gave model the same inputs in all 6 compared steps, and the inputs changed from "
-        "step to step; give each rank its own part of the data with DistributedSampler, or its own seed (# ddp: ok "
+        "step to step. Give each rank its own part of the data with DistributedSampler, or its own seed (# ddp: ok "
         "same-batches)"
     ]
     assert run(MODEL.replace("DDP(net)", wrap) + LOOP.format(forward="model(x)")) == []

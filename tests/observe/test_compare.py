@@ -285,7 +285,7 @@ def test_equal_tensors_of_the_setup_are_not_reported_as_equal_training():
 
 
 def test_a_metric_is_compared_with_tensors_of_the_training_only():
-    """Equal tensors of the setup do not show that a differing metric is no number of the training."""
+    """Equal tensors of the setup do not show that the training is equal, so a metric may be one of its numbers."""
     numbers = without_gradients(metrics=("rate",)).numbers
     assert numbers.first is not None and numbers.first.name == "rate" and numbers.apart == ()
 

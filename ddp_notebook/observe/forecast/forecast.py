@@ -431,7 +431,7 @@ def _of_itself(found: Forecast) -> str:
 
 
 def _refused(found: Forecast) -> str:
-    """Return why there is no forecast, as sentences without the last full stop."""
+    """Return the reason for a missing forecast, as sentences without the last full stop."""
     return (
         f"No forecast, because the forecast of the recorded run is wrong by more than {percent(_MOST_OFF)}. "
         f"{_of_itself(found)}. The cause is not known. %ddp_report shows the largest times of a step, and whether "

@@ -244,8 +244,8 @@ def suggestions(
         found.append(
             (
                 parts.step_ns,
-                "measure again when the other processes have ended, or on another host: until then the other times are "
-                "those of ranks without a core",
+                "measure again when the other processes have ended, or on another host. They use the cores, so the "
+                "times of this report are too long",
             )
         )
     found += _for_waiting(parts, len(ranks), slow, bubble, steps)

@@ -215,7 +215,7 @@ def _same_batches(step: int, details: Details) -> tuple[str, str]:
     steps = f"all {one['compared']}" if is_always else f"{one['same']} of {one['compared']}"
     return f"from {_at(step)} on" if is_always else _span(step, one["last"], one["last"] - step + 1), (
         f"{list_ranks(list(details))} gave {one['model']} the same inputs in {steps} compared steps, and the inputs "
-        "changed from step to step; give each rank its own part of the data with DistributedSampler, or its own seed"
+        "changed from step to step. Give each rank its own part of the data with DistributedSampler, or its own seed"
     )
 
 
