@@ -272,7 +272,7 @@ def without_gradients(*, in_b: bool = True, metrics: tuple[str, ...] = ()) -> Co
     return compare(*runs)
 
 
-def test_equal_tensors_of_the_setup_are_not_reported_as_equal_training():
+def test_equal_tensors_of_the_setup_are_no_training():
     numbers = without_gradients().numbers
     assert (numbers.tensors, numbers.of_training) == (6, 0)
     assert numbers.sentence == (

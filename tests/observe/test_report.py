@@ -659,7 +659,7 @@ def test_batches_that_differ_between_ranks_are_added():
     assert "effective batch" not in _head(run), "each step has another one"
 
 
-def test_ranks_with_the_same_or_unknown_inputs_have_no_effective_batch():
+def test_same_or_unknown_inputs_have_no_effective_batch():
     run = simulate(world_size=2)
     run.findings[1] = ("from step 0 on: ranks 0,1 gave model the same inputs (# ddp: ok same-batches)",)
     assert "effective batch" not in _head(run)

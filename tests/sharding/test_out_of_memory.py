@@ -169,7 +169,7 @@ def test_growth_of_other_cells_is_not_reported():
     assert "grew" not in str(of_cell[3]), "the cell is not known"
 
 
-def test_a_request_that_is_almost_as_large_as_the_rest_is_not_compared():
+def test_a_request_as_large_as_the_rest_is_not_compared():
     facts = _FACTS | {"requested": 40_000_000, "limit": (39_950_000, 9 * GB, 10 * GB, "data")}
     text = str(explained(Synthetic(world_size=2), {1: facts}, {}, _rows([1])))
     assert "would have fitted" not in text and "it requested 40 MB when 9.0 GB of 10 GB were in use" in text
