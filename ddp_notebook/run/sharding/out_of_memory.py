@@ -112,7 +112,7 @@ def why(told: Mapping[int, Mapping[str, Any]], recording: RecordedTables) -> Out
         told: values of `QUESTION` by rank.
         recording: the recording of the session.
     """
-    cells = {rank: one["cell"] for rank, one in recording._out_of_memory.items()}
+    cells = {rank: one.get("cell", _NO_CELL) for rank, one in recording._out_of_memory.items()}
     last = {rank: {**one["last"], "cell": cells.get(rank, _NO_CELL)} for rank, one in told.items() if one["last"]}
     return explained(recording, last, {rank: one["now"] for rank, one in told.items()}, recording.rows("resource"))
 
