@@ -260,8 +260,8 @@ def without_gradients(*, in_b: bool = True, metrics: tuple[str, ...] = ()) -> Co
             is_setup = row["step"] < 3
             row["origin"] = ORIGINS.index("ddp" if is_setup else "user")
             if is_setup:
-                value = {"numel": 2, "high": 1.0, "dtype": "float32", "name": "", "side": 0}
-                run.add("value", rank=row["rank"], call=row["call"], **value)
+                contents = {"numel": 2, "high": 1.0, "dtype": "float32", "name": "", "side": 0}
+                run.add("value", rank=row["rank"], call=row["call"], **contents)
         if not has_gradients:
             run._rows["call"] = [row for row in run._rows["call"] if row["step"] < 3]
         run._tables.clear()
@@ -269,7 +269,7 @@ def without_gradients(*, in_b: bool = True, metrics: tuple[str, ...] = ()) -> Co
             value = float(has_gradients and name != "loss")
             run.add("metric", rank=0, name=name, cell=1, step=5, value=value, time_ns=BEGIN_NS)
         runs.append(recorded(run))
-    return compare(*runs)
+    return compare(runs[0], runs[1])
 
 
 def test_equal_tensors_of_the_setup_are_no_training():

@@ -676,7 +676,7 @@ def test_a_loader_that_is_slow_in_a_few_steps_is_not_blamed():
     few, each = simulate(world_size=2, steps=30), simulate(world_size=2, steps=30, input_ms=40)
     assert any("load in the background" in text for text in report(each).suggestions)
     started = Started(count=0, steps=30, workers_ns=0, steps_ns=1, cell_ns=None)
-    options = {"started": started, "has_gpu": False}
+    options: dict[str, Any] = {"started": started, "has_gpu": False}
     assert loading(None, 10 * MS, 4 * MS, 0, cores_are_taken=False, **options)
     assert loading(None, 10 * MS, 4 * MS, 0, cores_are_taken=True, **options) == [], "the ranks wait for a core"
     assert loading(None, 10 * MS, 4 * MS, 0, cores_are_taken=False, is_usual=False, **options) == []
