@@ -623,7 +623,19 @@ class Session:
         def ask(expression: str) -> dict[int, Any]:
             return self._ask(expression, "feature", "ddp_notebook.rank.verify")
 
-        return verifying.verify(ask, self._cells.last_codes(), loss, batch, model, micro)
+        last = self._cells.last_codes()
+        codes = [code for _, code in last]
+        return verifying.verify(ask, codes, lambda at: self._findings_of(last[at][0]), loss, batch, model, micro)
+
+    def _findings_of(self, cell: int) -> tuple[str, Sequence[str]]:
+        """Return the displayed name of a cell and its findings; none with `--quiet-findings`."""
+        from ddp_notebook.observe.tables.matching import label_of
+
+        recordings = self._parts.hooks.features.get("recording")
+        if recordings is None or self._parts.options.quiet_findings:
+            return "", ()
+        recording = recordings.observer.recording
+        return label_of(recording, cell), recording.findings.get(cell, ())
 
     def _ask(self, expression: str, module: str, package: str = _SHARDING) -> dict[int, Any]:
         """Evaluate an expression with a module of a package on the ranks, and return its value by rank."""

@@ -158,9 +158,9 @@ def test_a_rank_without_samples(session):
         )
         assert weighted.is_right and weighted.whole_loss is not None
         [one] = verified(session, empty.format(model)).findings
-        assert one.cause == "unequal" and "8 and 0 samples" in one.sentence
+        assert one.cause == "unequal" and "Rank 0 has 8 samples and rank 1 has 0" in one.sentence
     [one] = verified(session, "model = DDP(net())\nx, y = x[: 1 + 7 * rank], y[: 1 + 7 * rank]").findings
-    assert one.cause == "unequal" and "by 0.2222, 1.778" in one.sentence
+    assert one.cause == "unequal" and "0.2222 on rank 0, 1.778 on rank 1" in one.sentence
     with pytest.raises(UsageError, match="the batch has no samples on any rank"):
         verified(session, "model = DDP(net())\nx, y = x[:0], y[:0]")
 
@@ -277,6 +277,105 @@ model = DDP(net()); model.module.register_forward_pre_hook(count)
         assert sum(sizes) <= (2 * 2 + 2) * 8 and sizes.count(16) == 1
 
 
+# ---- the answer tells no more than was compared
+
+
+def test_the_first_sentence_leaves_out_batch_statistics(session):
+    result = verified(session, "model = DDP(net(norm=True))")
+    assert result.summary.startswith("apart from BatchNorm1d, the 2 ranks together compute the gradients")
+    assert "one process with the whole batch computes other gradients in training" in repr(result)
+    assert verified(session, "model = DDP(net())").summary.startswith("the 2 ranks together")
+
+
+def test_dropout_is_named_only_where_something_was_dropped(session):
+    assert "without dropout" in repr(verified(session, "model = DDP(net())"))
+    plain = verified(session, "model = DDP(nn.Linear(20, 4))")
+    assert plain.is_right and "dropout" not in repr(plain) and "world of one rank" not in repr(plain)
+
+
+ACCUMULATES = """
+model = DDP(nn.Linear(20, 4)); opt = torch.optim.SGD(model.parameters(), 0.1); parts = 4
+for number, (a, b) in enumerate([(x, y)] * 4):
+    loss = {}
+    loss.backward()
+    if number == 3:
+        opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("loss", "cause", "words"),
+    [
+        ("F.cross_entropy(model(a), b)", "accumulated", "Divide the loss by 4"),
+        ("F.cross_entropy(model(a), b) / 4", None, "the loop divides the loss by 4"),
+        ("F.cross_entropy(model(a), b) / parts", None, "the loop divides the loss by 4"),
+        ("F.cross_entropy(model(a), b) * 0.25", None, "the loop divides the loss by 4"),
+        ("F.cross_entropy(model(a), b, reduction='sum') * world_size / 16", None, "does not divide the loss by 4"),
+        ("F.cross_entropy(model(a), b) / later.pop()", None, "is for the mean of the 4 micro-steps"),
+    ],
+)
+def test_micro_steps_accumulate_as_the_loop_does(session, loss, cause, words):
+    session.run(f"{SETUP}later = [4] * 99\n{ACCUMULATES.format(loss)}", quiet=True)
+    result = session.verify(micro=4)
+    assert [one.cause for one in result.findings] == ([cause] if cause else []), result
+    assert words in repr(result)
+    if cause:
+        assert "4 times those of one process" in result.summary
+
+
+def test_loss_alone_does_not_show_the_accumulation(session):
+    result = verified(session, "model = DDP(nn.Linear(20, 4))", micro=4)
+    assert result.is_right and "for the mean of the 4 micro-steps" in repr(result)
+    assert "Your loop must divide each loss by 4" in repr(result)
+
+
+def test_weights_that_differ_are_measured_and_the_optimizer_is_named(session):
+    code = "model = DDP(nn.Linear(20, 4)); opt = torch.optim.SGD(model.parameters(), lr=0.05 * (1 + rank))\n"
+    code += f"for _ in range(3):\n    opt.zero_grad(); {CE}.backward(); opt.step()"
+    [one] = verified(session, code).findings
+    gaps = session.run("[float(one.abs().max()) for one in model.parameters()]", quiet=True)
+    assert one.cause == "weights" and gaps is not None
+    assert "by at most" in one.sentence and "lr of opt is 0.05 on rank 0 and 0.1 on rank 1" in one.sentence
+    changed = verified(session, "model = DDP(net())\nif rank == 1: model.module[3].weight.data.add_(0.25)").findings[0]
+    assert "they differ by at most 0.25 (3.weight)" in changed.sentence
+    assert "what changes them on one rank is not known" in changed.sentence
+
+
+def test_findings_of_the_checked_cell_end_the_answer(session):
+    code = "model = DDP(nn.Linear(20, 4)); opt = torch.optim.SGD(model.parameters(), 0.01)\n"
+    code += "for _ in range(6):\n    F.cross_entropy(model(x), y).backward()\n    opt.step()"
+    session.run(f"{SETUP}{code}", execution_count=7, file="In [7]")
+    result = session.verify()
+    assert result.findings == () and "gradients" in result.summary
+    assert "were never reset" in repr(result).splitlines()[-1]
+    assert repr(result).splitlines()[-2] == "other findings in In [7]:"
+    assert "never reset" not in repr(session.verify(CE, ["x", "y"]))
+
+
+def test_a_computed_loss_is_refused_with_the_remedy(session):
+    session.run(f"{SETUP}model = DDP(net())\nloss = {CE}\nloss.backward()", quiet=True)
+    with pytest.raises(UsageError, match="loss is a tensor that was already computed: LOSS must be the expression"):
+        session.verify("loss", ["x", "y"])
+    with pytest.raises(UsageError) as error:
+        session.verify("loss * 1", ["x", "y"])
+    assert "LOSS must compute it anew" in str(error.value) and "or ." not in str(error.value)
+
+
+def test_sentences_name_numbers_and_calls(session):
+    wrapped = "model = DDP(net())\n"
+    one = verified(session, wrapped, "F.cross_entropy(model.module(x), y)")
+    assert one.summary == (
+        "None of the 4 parameters is averaged. The loss calls model.module(x), which bypasses DDP. Call model(x)."
+    )
+    one = verified(session, f"{wrapped}if rank == 1: x, y = x[:5], y[:5]")
+    assert one.summary == (
+        "Rank 0 has 8 samples and rank 1 has 5, but both count equally in the average. Multiply each loss by "
+        "len(x) * world_size / 13: 1.231 on rank 0, 0.7692 on rank 1."
+    )
+    one = verified(session, f"{wrapped}torch.manual_seed(5); x, y = torch.randn(8, 20), torch.randint(0, 4, (8,))")
+    assert one.summary.startswith("All ranks have the same batch, so 2 ranks compute the same gradient as 1.")
+
+
 # ---- the text of a step
 
 
@@ -353,6 +452,9 @@ def facts(local: list[list[float]], together: list[list[float]], **more):
         "mixed_shards": [],
         "repeat": None,
         "forward_bypassed": False,
+        "drops": False,
+        "divides": True,
+        "text": "",
         "no_whole": "not computed",
         "whole_loss": None,
         "after": "",

@@ -10,5 +10,6 @@ fsdp1        complete parameters and gradients of FullyShardedDataParallel
 coverage     parameters by name, and the wrappers that average their gradients
 reads        names that a step reads before it assigns them
 batches      joins and compares the batches of the ranks
+factors      evaluates the factors of a loss
 products     inner products of gradients of all ranks
 """

@@ -49,6 +49,8 @@ _MOST_ROUNDING = 1000.0  # rounding errors between a gradient and the sum of tho
 _CLOSE = 1e-3  # relative difference of two losses that are the same
 _MOST_LEFT = 3
 _MOST_CHARS = 200  # maximum length of an error in a sentence
+_GRAPH_IS_FREED = "backward through the graph a second time"  # torch's error for a second backward of one graph
+_AS_EXPRESSION = "such as F.cross_entropy(model(x), y)"
 
 
 class RefusedError(Exception):
@@ -111,13 +113,28 @@ class Comparison:
         except (StepError, JoinError) as error:
             problem = str(error)
         except Exception as error:
-            problem = f"{what} with {_words(error)}"
+            problem = f"{what} with {_words(error)}{self._remedy(error)}"
         problems = self._all(problem)
         failed = [rank for rank, one in enumerate(problems) if one]
         if failed:
             where = "" if len(failed) == self._world else f" (on rank {failed[0]})"
             raise RefusedError(problems[failed[0]] + where)
         return result
+
+    def _computed(self) -> list[str]:
+        """Return the variables that the step reads and that were computed with a gradient before it."""
+        read = names_read(f"{self._step.before}\n{self._step.loss}", self._namespace)
+        return sorted(
+            name
+            for name in read
+            if isinstance(one := self._namespace.get(name), torch.Tensor) and one.grad_fn is not None
+        )
+
+    def _remedy(self, error: Exception) -> str:
+        """Return a sentence for a step that reads a tensor of an earlier forward pass."""
+        if _GRAPH_IS_FREED not in str(error) or not (computed := self._computed()):
+            return ""
+        return f". {computed[0]} was computed before the step: LOSS must compute it anew, {_AS_EXPRESSION}"
 
     # ---- the runs
 
@@ -161,6 +178,11 @@ class Comparison:
         missing = [name for name in needed if name and name not in self._namespace]
         if missing:
             raise StepError(f"undefined variable {missing[0]!r}")
+        if self._step.loss in self._computed():
+            raise StepError(
+                f"{self._step.loss} is a tensor that was already computed: LOSS must be the expression that computes "
+                f"it, {_AS_EXPRESSION}"
+            )
         if self._main and not isinstance(self._namespace[self._main], nn.Module):
             kind = type(self._namespace[self._main]).__name__
             raise StepError(f"{self._main} must be a module, got {kind}: name the model with --model")
@@ -375,6 +397,7 @@ class Comparison:
             [one for root in self._coverage.roots.values() for one in torch.nn.Module.buffers(root)]
         )
         found: dict[str, dict[int, float]] = {}
+        self._largest: dict[str, float] = {}  # largest absolute difference of an element, by parameter
         for name in all_marks[0]:
             of_ranks = [marks.get(name) for marks in all_marks]
             others = [rank for rank, mark in enumerate(of_ranks) if mark is not None and mark != of_ranks[0]]
@@ -384,9 +407,10 @@ class Comparison:
                 found[name] = dict.fromkeys(others, float("inf"))
                 continue
             first = self._of_first(tensors[name])
-            off = float((tensors[name].detach() - first).double().norm() / first.double().norm().clamp_min(1e-30))
-            by_rank = self._all(off)
-            found[name] = {rank: by_rank[rank] for rank in others}
+            gap = (tensors[name].detach() - first).double()
+            by_rank = self._all((float(gap.norm() / first.double().norm().clamp_min(1e-30)), float(gap.abs().max())))
+            found[name] = {rank: by_rank[rank][0] for rank in others}
+            self._largest[name] = max(by_rank[rank][1] for rank in others)
             if name in self._full.flat:
                 self._full.set_first(name, first)
             else:
@@ -427,11 +451,33 @@ class Comparison:
                         others[rank] = first
             if others:
                 values = self._all(shards[name].cpu().double() if name in shards else None)
+                gaps = {rank: values[rank] - values[first] for rank, first in others.items()}
                 found[name] = {
-                    rank: float((values[rank] - values[first]).norm() / values[first].norm().clamp_min(1e-30))
-                    for rank, first in others.items()
+                    rank: float(gap.norm() / values[others[rank]].norm().clamp_min(1e-30)) for rank, gap in gaps.items()
                 }
+                self._largest[name] = max(float(gap.abs().max()) for gap in gaps.values())
         return found
+
+    def _other_options(self) -> list[tuple[str, str, list[float]]]:
+        """Return the options of optimizers that differ between ranks: variable, option and the values of the ranks.
+
+        Only optimizers count whose parameters belong to a model of the step.
+        """
+        own = {id(one) for one in self._coverage.parameters().values()}
+        found: dict[tuple[str, int, str], float] = {}
+        for name, value in sorted(self._namespace.items()):
+            if not isinstance(value, torch.optim.Optimizer) or name.startswith("_"):
+                continue
+            for at, group in enumerate(value.param_groups):
+                if any(id(one) in own for one in group["params"]):
+                    numbers = {key: one for key, one in group.items() if isinstance(one, float)}
+                    found |= {(name, at, key): one for key, one in numbers.items()}
+        by_rank = self._all(found)
+        return [
+            (key[0], key[2], values)
+            for key in by_rank[0]
+            if all(key in one for one in by_rank) and len(set(values := [one[key] for one in by_rank])) > 1
+        ]
 
     def _of_first(self, tensor: torch.Tensor) -> torch.Tensor:
         received = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -453,6 +499,8 @@ class Comparison:
             "sizes": sizes,
             "causes": causes,
             "weights": self._weights,
+            "largest": self._largest,
+            "options": self._other_options() if self._weights else [],
             "copies": sorted(self._copies),
             "missing": missing,
             "hook": next((_name_of(hook) for hook, _ in hooks), ""),
@@ -460,6 +508,7 @@ class Comparison:
             "dtypes": sorted({one for of_rank in dtypes for one in of_rank}),
             # On a GPU, kernels of the backward may add in another order each time.
             "is_eager": not any(map(_is_compiled, modules)) and not coverage.is_sharded and not _are_on_gpu(modules),
+            "drops": any(self._all(local.drew_random or any(map(_drops, modules)))),
             "norms": sorted({type(one).__name__ for one in modules if _has_batch_statistics(one)}),
             "gradient_hooks": sorted(coverage.user_hooks()),
             "divide_factor": self._divide_factor(),
@@ -485,6 +534,8 @@ class Comparison:
             "rows": self._all(batches.rows_of(self._values)),
             "counts": self._all(batches.counts(self._values)),
             "micro": self._step.micro,
+            "divides": self._step.divides,
+            "sized": next((name for name, one in self._values.items() if _has_length(one, self._values)), ""),
             "samples": sum(map(len, of_parts)),
             "same_batch": len(parts) > 1 and bool(hashes[0]) and all(one == hashes[0] for one in of_parts),
             "overlap": batches.overlap(of_parts),
@@ -779,7 +830,20 @@ def _as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 
 def _words(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:_MOST_CHARS].rstrip('.')}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {_shortened(lines[0])}" if lines else type(error).__name__
+
+
+def _shortened(text: str) -> str:
+    """Return the first sentences of a text, without the last full stop.
+
+    Example:
+        >>> _shortened("The graph is freed. Call it again."), _shortened("A first sentence. " + "word " * 60)
+        ('The graph is freed. Call it again', 'A first sentence')
+    """
+    if len(text) > _MOST_CHARS:
+        sentences = text[:_MOST_CHARS].rpartition(". ")[0]
+        text = sentences or text[:_MOST_CHARS].rpartition(" ")[0] + " ..."
+    return text if text.endswith("...") else text.rstrip(".")
 
 
 def refuse_collective(kernel: Any, _: tuple[Any, ...]) -> Any:
@@ -820,6 +884,20 @@ def _is_noisy(module: nn.Module) -> bool:
     if isinstance(module, nn.modules.dropout._DropoutNd | nn.modules.batchnorm._BatchNorm):
         return True
     return any("drop" in name and isinstance(one, float) and one > 0 for name, one in vars(module).items())
+
+
+def _drops(module: nn.Module) -> bool:
+    """Return whether a module drops values now."""
+    if not module.training:
+        return False
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    return any("drop" in name and isinstance(one, float) and one > 0 for name, one in vars(module).items())
+
+
+def _has_length(value: Any, values: Mapping[str, Any]) -> bool:
+    """Return whether `len(value)` is the number of samples of a batch."""
+    return isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == batches.rows_of(values)
 
 
 @contextlib.contextmanager

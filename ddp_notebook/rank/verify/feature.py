@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from types import BuiltinFunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,13 @@ def data_names(namespace: Mapping[str, Any]) -> list[str]:
         ['x', 'sizes', 'torch']
     """
     return [name for name, value in namespace.items() if _is_data(value)]
+
+
+def factor_facts(namespace: Mapping[str, Any], factors: Sequence[str], called: Sequence[str]) -> dict[str, Any]:
+    """Return facts about the factors of a loss, see `factors.factor_values` and `factors.are_known`."""
+    from ddp_notebook.rank.verify.factors import are_known, factor_values
+
+    return {"values": factor_values(namespace, factors), "is_known": are_known(namespace, called)}
 
 
 def _is_data(value: object, depth: int = 3) -> bool:

@@ -31,6 +31,7 @@ class Step:
         batch: names of the variables with this rank's part of the batch.
         selects: the batch are those of the names that are tensors, or containers of tensors.
         micro: number of micro-steps of one optimizer step.
+        divides: divide the loss of each micro-step by their number. False: their gradients are added.
     """
 
     before: str = ""
@@ -39,6 +40,7 @@ class Step:
     batch: Sequence[str]
     selects: bool = False
     micro: int = 1
+    divides: bool = True
 
 
 @dataclass(kw_only=True)
@@ -105,7 +107,7 @@ def evaluate(
             if not is_together:  # the leaves of that graph are parameters that FSDP frees
                 coverage.note_leaves(loss, piece)
             total += float(loss.detach()) / len(pieces)
-            (loss / len(pieces) if len(pieces) > 1 else loss).backward()
+            (loss / len(pieces) if step.divides and len(pieces) > 1 else loss).backward()
         if sums is not None:
             sums.add(coverage.parameters(), rows[number - 1])
     variables: dict[str, Any] = {}
@@ -197,8 +199,8 @@ class _RowSums:
                 self._before[name] = gradient
 
     def mean(self) -> dict[str, torch.Tensor]:
-        """Return the mean over all samples."""
-        factor = len(self._rows) / sum(self._rows)  # the losses were divided by the number of micro-steps
+        """Return the sums with weights whose mean is 1."""
+        factor = len(self._rows) / sum(self._rows)
         return {name: one * factor for name, one in self._totals.items()}
 
 

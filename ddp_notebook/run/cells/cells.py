@@ -413,9 +413,9 @@ class Cells:
         """Return the code of one of the last cells."""
         return self._codes.get(cell)
 
-    def last_codes(self) -> list[str]:
-        """Return the code of the last cells, the newest first."""
-        return [code for _, code in sorted(self._codes.items(), reverse=True)]
+    def last_codes(self) -> list[tuple[int, str]]:
+        """Return the numbers and the code of the last cells, the newest first."""
+        return sorted(self._codes.items(), reverse=True)
 
     def close(self) -> None:
         """End all waits, because the session ends."""

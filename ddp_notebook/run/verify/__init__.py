@@ -6,4 +6,5 @@ verifying     sends the step to the ranks
 causes        derives findings from the facts of the ranks
 gradients     norms and ratios of gradients, from their inner products
 last_step     finds the step in the text of a cell
+accumulation  finds out if the step divides its loss by the number of micro-steps
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -76,9 +77,10 @@ def _result(
     elif facts.get("no_whole") or not is_whole:
         summary = f"the {len(losses)} ranks together compute the average of their parts"
     else:
+        apart = f"apart from {' and '.join(facts['norms'])}, " if facts["norms"] else ""
         summary = (
-            f"the {len(losses)} ranks together compute the gradients that one process computes for the whole batch of "
-            f"{facts['samples']} samples"
+            f"{apart}the {len(losses)} ranks together compute the gradients that one process computes for the whole "
+            f"batch of {facts['samples']} samples"
         )
     return Verification(
         summary=summary,
@@ -88,7 +90,12 @@ def _result(
         losses=losses,
         whole_loss=facts.get("whole_loss"),
         samples=facts["samples"],
+        is_without_dropout=_is_without_dropout(facts),
     )
+
+
+def _is_without_dropout(facts: Facts) -> bool:
+    return bool(facts["drops"]) and not facts.get("no_whole")
 
 
 def _some(names: Sequence[str]) -> str:
@@ -163,8 +170,8 @@ class _Explanation:
         if facts["same_batch"]:
             yield Finding(
                 cause="same_batch",
-                sentence=f"all ranks have the same batch: together they compute the step of one rank, {self._count} "
-                "times; give each rank its own samples, such as with a DistributedSampler",
+                sentence=f"All ranks have the same batch, so {self._count} ranks compute the same gradient as 1. Give "
+                "each rank its own samples, such as with a DistributedSampler.",
             )
         elif facts["overlap"] >= max(self._count, min(facts["rows"][rank] for rank in self._parts) / 2):
             yield Finding(
@@ -238,7 +245,7 @@ class _Explanation:
             yield self._not_averaged(
                 "no_sync",
                 off,
-                "the ranks do not average {names}: no_sync() or set_requires_gradient_sync(False) is still in effect; "
+                "{names}: no_sync() or set_requires_gradient_sync(False) is still in effect; "
                 "end it before the last backward of each step",
             )
             explained |= set(off)
@@ -275,10 +282,20 @@ class _Explanation:
 
     def _not_averaged(self, cause: str, names: Sequence[str], sentence: str) -> Finding:
         weights = [name for name in names if name in self._facts["weights"]]
-        text = sentence.format(names=_names(names, len(self._gradients.names)))
+        total = len(self._gradients.names)
+        if sentence.startswith("{names}"):
+            text = sentence.replace("{names}", _not_averaged_words(names, total))
+        else:
+            text = sentence.format(names=_names(names, total))
         if weights:
             text += f"; the ranks already hold other values of {_some(weights)}"
         return Finding(cause=cause, sentence=text, parameters=tuple(names))
+
+    def _bypass(self) -> str:
+        """Return the sentences about a loss that does not call the DDP model."""
+        if found := re.search(r"\b(\w+)\.module\(", self._facts["text"]):
+            return f"The loss calls {found[0]}x), which bypasses DDP. Call {found[1]}(x)."
+        return "The loss calls the module inside DDP, which bypasses DDP. Call the DDP model."
 
     def _unaveraged(self, own: Sequence[str]) -> Iterator[Finding]:
         facts = self._facts
@@ -305,19 +322,17 @@ class _Explanation:
             yield self._not_averaged(
                 "bypassed",
                 covered,
-                "the ranks do not average {names}: the loss calls the module inside DDP and not the DDP model itself, "
-                "such as model.module(x) in place of model(x)",
+                f"{{names}}. {self._bypass()}",
             )
         elif covered:
-            yield self._not_averaged("unknown", covered, "the ranks do not average {names}; the cause is not known")
+            yield self._not_averaged("unknown", covered, "{names}; the cause is not known")
         sentences = {
-            "ignored": "the ranks do not average {names}: DDP was made to ignore it",
-            "unmanaged": "the ranks do not average {names}: FSDP does not shard it, because it was in ignored_params "
+            "ignored": "{names}: DDP was made to ignore it",
+            "unmanaged": "{names}: FSDP does not shard it, because it was in ignored_params "
             "or joined the model after fully_shard",
-            "late": "the ranks do not average {names}: it was added to the model, or unfrozen, after the model was "
+            "late": "{names}: it was added to the model, or unfrozen, after the model was "
             "wrapped; wrap the model again",
-            "outside": "the ranks do not average {names}: it is outside of the wrapped model; wrap one module that "
-            "contains all parameters",
+            "outside": "{names}: it is outside of the wrapped model; wrap one module that contains all parameters",
         }
         for cause, names in by_cause.items():
             sentence = sentences[cause]
@@ -348,21 +363,37 @@ class _Explanation:
         by_rank = {rank: off for name in names for rank, off in facts["weights"][name].items()}
         ranks = sorted(by_rank)
         which = f"{list_ranks(ranks)} {'holds' if len(ranks) == 1 else 'hold'}"
-        off = max(value for name in names for value in facts["weights"][name].values())
+        largest = max(names, key=lambda name: float(facts["largest"][name]))
+        off = f"they differ by at most {facts['largest'][largest]:.2g} ({largest})"
         than = (
-            f"rank 0 (off by {off:.2g}): the averaged gradient belongs to none of them; make them equal, such as by "
-            "wrapping the model again. The whole batch was computed with the values of rank 0"
+            f"rank 0: {off}, and the averaged gradient belongs to none of them. {self._weights_cause()}. The whole "
+            "batch was computed with the values of rank 0"
         )
         if set(names) <= set(facts["copies"]):
             than = (
-                f"another rank with the same shard (off by {off:.2g}): torch takes them for equal copies; make them "
-                "equal"
+                f"another rank with the same shard: {off}, and torch takes them for equal copies. "
+                f"{self._weights_cause()}"
             )
         yield Finding(
             cause="weights",
             sentence=f"{which} other values of {_some(names)} than {than}",
             parameters=tuple(names),
             ranks=tuple(ranks),
+        )
+
+    def _weights_cause(self) -> str:
+        """Return the sentence about the cause of different weights, and the remedy."""
+        if options := self._facts["options"]:
+            name, option, values = options[0]
+            of_ranks = [f"{value:g} on rank {rank}" for rank, value in enumerate(values[:_SHOWN])]
+            more = f" and others on {len(values) - _SHOWN} more ranks" if len(values) > _SHOWN else ""
+            return (
+                f"{option} of {name} is {_and(of_ranks)}{more}, so each step moves them apart: give all ranks the same "
+                "value, and then make the weights equal"
+            )
+        return (
+            "Make them equal, such as by wrapping the model again; what changes them on one rank is not known, and may "
+            "do it again"
         )
 
     def _reduced(self, names: Sequence[str]) -> Finding:
@@ -434,7 +465,12 @@ class _Explanation:
         """Return the run to compare with the whole batch."""
         if "quiet_rows" not in self._gradients.runs:
             return "quiet"
-        return "quiet_rows" if self._fits(mean("quiet_rows", self._parts)) else "quiet"
+        return "quiet_rows" if self._fits(mean("quiet_rows", self._parts), self._added) else "quiet"
+
+    @property
+    def _added(self) -> int:
+        """Number of micro-steps whose gradients are added, and not averaged."""
+        return 1 if self._facts["divides"] else int(self._facts["micro"])
 
     def _off_whole(self) -> list[str]:
         """Return the parameters for which the average of the parts is not the gradient of the whole batch."""
@@ -456,22 +492,42 @@ class _Explanation:
         average = mean(self._quiet, parts)
         ratio = self._gradients.ratio("", average, {("whole", parts[0]): 1.0})
         rows = [facts["rows"][rank] for rank in parts]
-        is_unequal = len(set(rows)) > 1 and self._fits(self._weighted(rows))
+        is_unequal = len(set(rows)) > 1 and self._fits(self._weighted(rows), self._added)
         is_scaled = math.isfinite(ratio) and abs(ratio - 1) > _CLOSE and self._fits(average, ratio)
         # A mean over no entries is NaN. The gradient of such a rank is 0, which explains the factor.
         is_mean = not math.isfinite(sum(facts["quiet_losses"][rank] for rank in parts))
         if is_scaled and not is_mean:
             return self._scaled(ratio)
         if is_unequal:
-            factors = ", ".join(f"{row * self._count / sum(rows):.4g}" for row in rows)
-            sentence = (
-                f"the ranks have {_numbers(rows)} samples and count the same: multiply the losses of ranks "
-                f"{', '.join(map(str, parts))} by {factors}, the number of samples * {self._count} / {sum(rows)}"
-            )
-            return [Finding(cause="unequal", sentence=sentence)], []
+            found = Finding(cause="unequal", sentence=self._unequal(rows))
+            return [found, *([self._accumulated()] if self._added > 1 else [])], []
         if found := self._by_counts():
             return [found], []
         return self._scaled(ratio) if is_scaled else self._by_weights()
+
+    def _unequal(self, rows: Sequence[int]) -> str:
+        """Return the sentences about ranks with other numbers of samples."""
+        parts, total = self._parts, sum(rows)
+        have = [
+            f"rank {rank} has {row}{' samples' * (at == 0)}"
+            for at, (rank, row) in enumerate(zip(parts, rows, strict=True))
+        ]
+        factors = [f"{row * self._count / total:.4g} on rank {rank}" for rank, row in zip(parts, rows, strict=True)]
+        length = f"len({self._facts['sized']})" if self._facts["sized"] else "its number of samples"
+        world = "world_size" if self._count == self._facts["world"] else str(self._count)
+        return (
+            f"R{_and(have)[1:]}, but {'both' if len(parts) == 2 else 'all'} count equally in the average. Multiply "
+            f"each loss by {length} * {world} / {total}: {', '.join(factors)}."
+        )
+
+    def _accumulated(self) -> Finding:
+        """Return the finding for a loop that does not divide its loss by the number of micro-steps."""
+        micro = self._facts["micro"]
+        sentence = (
+            f"the gradients are {micro} times those of one process: the loop adds the gradients of {micro} micro-steps "
+            f"and does not divide the loss. Divide the loss by {micro} before backward()"
+        )
+        return Finding(cause="accumulated", sentence=sentence)
 
     def _by_counts(self) -> Finding | None:
         """Return the finding for means over different numbers of entries, such as labels that are not ignored."""
@@ -502,7 +558,9 @@ class _Explanation:
                 "average of the ranks already is the mean; remove the factor"
             )
             return [Finding(cause="world_size", sentence=sentence)], []
-        micro = self._facts["micro"]
+        if self._added > 1 and abs(ratio / self._added - 1) < _CLOSE * 10:
+            return [self._accumulated()], []
+        micro = self._facts["micro"] if self._facts["divides"] else 1  # by which the loss is divided
         if abs(ratio * count * micro - 1) < _CLOSE * 10 and self._is_sum_of_losses():
             whom = "ranks" if micro == 1 else "ranks and micro-steps"
             sentence = (
@@ -554,10 +612,14 @@ class _Explanation:
     def _notes(self) -> Iterator[str]:
         facts = self._facts
         if facts["norms"]:
-            yield (
-                f"{' and '.join(facts['norms'])} normalizes each rank's part alone (SyncBatchNorm: all parts); the "
-                "comparison with the whole batch uses running statistics"
+            own = [name for name in facts["norms"] if name != "SyncBatchNorm"]
+            apart = (
+                f"{_and(own)} normalizes each rank's part alone, so one process with the whole batch computes other "
+                "gradients in training"
+                if own
+                else "SyncBatchNorm normalizes all parts together"
             )
+            yield f"{apart}; the comparison with the whole batch uses running statistics"
         if self._order:
             yield (
                 f"the gradient of the whole batch depends on the order of the parts (by {self._order:.2g}), and was "
@@ -570,11 +632,11 @@ class _Explanation:
             yield "all ranks compute one part of the batch, so that the whole batch is this part"
         elif facts["loss_is"]:
             yield (
-                f"{facts['shortage']}. The whole batch was computed in parts, without dropout, in a world of one rank: "
+                f"{facts['shortage']}. The whole batch was computed in parts{', without dropout' * facts['drops']}: "
                 f"the loss of each rank's part is the {facts['loss_is']} of the losses of its samples"
             )
-        else:
-            yield "the comparison with the whole batch was made without dropout, in a world of one rank"
+        elif facts["drops"]:
+            yield "the comparison with the whole batch was made without dropout"
         if self._quiet == "quiet_rows":
             yield (
                 f"the {facts['micro']} micro-steps have different numbers of samples and count the same: samples of a "
@@ -617,6 +679,23 @@ def _share(part: float, whole: float) -> float:
 
 def _names(names: Sequence[str], total: int) -> str:
     return f"all {total} parameters" if len(names) == total > 1 else _some(names)
+
+
+def _not_averaged_words(names: Sequence[str], total: int) -> str:
+    """Return that no rank averages parameters, without an "all" that may be read as "not all"."""
+    if len(names) == total > 1:
+        return f"None of the {total} parameters is averaged"
+    return f"the ranks do not average {_some(names)}"
+
+
+def _and(words: Sequence[str]) -> str:
+    """Join words with commas and "and".
+
+    Example:
+        >>> _and(["a"]), _and(["a", "b"]), _and(["a", "b", "c"])
+        ('a', 'a and b', 'a, b and c')
+    """
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def _numbers(numbers: Sequence[int]) -> str:

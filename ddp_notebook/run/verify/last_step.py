@@ -6,7 +6,7 @@ import ast
 import builtins
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddp_notebook.errors import UsageError
 
@@ -25,6 +25,7 @@ class FoundStep:
         after: statements that change the gradients before the optimizer's step; "": none.
         batch: names with the batch.
         is_sure: the names are those of a loop over the data, or given; False: the ranks select the tensors among them.
+        at: index of the cell among the given codes.
     """
 
     before: str
@@ -32,6 +33,7 @@ class FoundStep:
     after: str
     batch: tuple[str, ...]
     is_sure: bool
+    at: int = 0
 
 
 def averages_itself(codes: Sequence[str]) -> bool:
@@ -63,19 +65,19 @@ def find_step(codes: Sequence[str], data: Collection[str] = (), given: Collectio
         >>> find_step(["for x, y in data:\\n    loss = f(model(x), y)\\n    loss.backward()\\n    opt.step()"]).before
         'loss = f(model(x), y)'
     """
-    trees = [tree for code in codes if (tree := _parsed(code)) is not None]
+    trees = {at: tree for at, code in enumerate(codes) if (tree := _parsed(code)) is not None}
     functions: dict[str, _Function] = {}
-    for tree in reversed(trees):  # later definitions replace earlier ones
+    for tree in reversed(trees.values()):  # later definitions replace earlier ones
         functions |= {node.name: node for node in ast.walk(tree) if isinstance(node, _Function)}
-    for tree in trees:
+    for at, tree in trees.items():
         direct = list(_paths(tree.body, _is_backward))
         called = list(_paths(tree.body, lambda one: _trains(one, functions)))
         if len(direct) + len(called) > 1:
             raise UsageError(f"the last training cell calls backward in several places: {_ASKS}")
         if direct:
-            return _step_of(direct[0], functions, None, data, given)
+            return replace(_step_of(direct[0], functions, None, data, given), at=at)
         if called:
-            return _step_in_function(called[0], functions, given)
+            return replace(_step_in_function(called[0], functions, given), at=at)
     raise UsageError(f"no cell has called backward: {_ASKS}")
 
 

@@ -52,6 +52,9 @@ class Verification:
         losses: loss of each rank's part, by rank.
         whole_loss: loss of the whole batch on one process; None: not computed.
         samples: number of samples in the whole batch.
+        is_without_dropout: the whole batch was computed without dropout, which the step has.
+        cell: name of the cell with the step, such as "In [7]"; "": the step was given.
+        found_in_cell: other findings of that cell, as under the cell.
 
     Example:
         >>> Verification(summary="the step is right").is_right
@@ -66,6 +69,9 @@ class Verification:
     losses: Mapping[int, float] = field(default_factory=dict)
     whole_loss: float | None = None
     samples: int = 0
+    is_without_dropout: bool = False
+    cell: str = ""
+    found_in_cell: tuple[str, ...] = ()
 
     @property
     def is_right(self) -> bool:
@@ -76,10 +82,14 @@ class Verification:
         lines = [self.summary, *(f"- {one.sentence}" for one in self.findings[1:])]
         if self.losses:
             losses = ", ".join(f"rank {rank} {loss:.6g}" for rank, loss in self.losses.items())
-            whole = "" if self.whole_loss is None else f"; whole batch, without dropout, {self.whole_loss:.6g}"
+            without = ", without dropout," if self.is_without_dropout else ""
+            whole = "" if self.whole_loss is None else f"; whole batch{without} {self.whole_loss:.6g}"
             lines.append(f"  loss: {losses}{whole}")
         lines += self._table() if self.findings else []
-        return printable_lines("\n".join([*lines, *(f"  note: {one}" for one in self.notes)]))
+        lines += [f"  note: {one}" for one in self.notes]
+        if self.found_in_cell:
+            lines += [f"other findings in {self.cell}:", *(f"- {one}" for one in self.found_in_cell)]
+        return printable_lines("\n".join(lines))
 
     def _table(self) -> list[str]:
         """Return a line for each group of parameters, such as a layer."""

@@ -10,20 +10,36 @@ from typing import Any
 
 from ddp_notebook.errors import RankDiedError, RankError, UsageError
 from ddp_notebook.line_parser import LineParser
+from ddp_notebook.run.verify.accumulation import divides, factors
 from ddp_notebook.run.verify.causes import explain
 from ddp_notebook.run.verify.last_step import averages_itself, find_step
 from ddp_notebook.run.verify.verification import Verification
 
 Ask = Callable[[str], dict[int, Any]]  # evaluates an expression on all ranks
+OfCell = Callable[[int], tuple[str, Sequence[str]]]
 _MOST_MICRO = 1000
+# Findings of cells that say the same, by the cause of the comparison.
+_SAME = {
+    "bypassed": ("ddp-bypassed", "trains-apart"),
+    "no_wrapper": ("unreduced", "trains-apart"),
+    "same_batch": ("same-batches",),
+    "outside": ("not-averaged",),
+    "ignored": ("not-averaged",),
+    "late": ("not-averaged",),
+    "unused": ("unused-parameters",),
+    "sum_of_ranks": ("summed-again",),
+}
 
 
-def verify(ask: Ask, codes: Sequence[str], loss: str, batch: Sequence[str], model: str, micro: int) -> Verification:
+def verify(
+    ask: Ask, codes: Sequence[str], of_cell: OfCell, loss: str, batch: Sequence[str], model: str, micro: int
+) -> Verification:
     """Compare a step with one process, see `Session.verify`.
 
     Args:
         ask: evaluates an expression on all ranks.
         codes: texts of the last cells, the newest first.
+        of_cell: returns the name and the findings of the cell with this index in `codes`.
 
     Raises:
         UsageError: an argument is invalid, or the step cannot be compared.
@@ -31,16 +47,52 @@ def verify(ask: Ask, codes: Sequence[str], loss: str, batch: Sequence[str], mode
     _check(loss, batch, model, micro)
     if loss.strip():
         step = {"loss": loss.strip(), "batch": list(batch), "micro": micro}
-        return _compare(ask, step, model, averages_itself(codes))
+        verification = _compare(ask, step, model, averages_itself(codes))
+        notes = [_accumulation(micro, _divides(ask, loss, micro) or None, "LOSS")] if micro > 1 else []
+        return replace(verification, notes=(*notes, *verification.notes))
     found = find_step(codes, ask("feature.data_names(globals())")[0], batch)
     if micro > 1 and found.after:
         raise UsageError("--micro does not work for a step that averages gradients itself; omit it")
     step = {"before": found.before, "loss": found.loss, "after": found.after, "batch": list(found.batch)}
-    step |= {"selects": not found.is_sure, "micro": micro}
+    text = f"{found.before}\n{found.loss}"
+    is_divided = _divides(ask, text, micro) if micro > 1 else None
+    step |= {"selects": not found.is_sure, "micro": micro, "divides": is_divided is not False}
     verification = _compare(ask, step, model, False)
     before = re.sub(r":\n\s+", ": ", found.before).replace("\n", "; ")
     text = "; ".join(filter(None, [before, f"{found.loss}.backward()", found.after.replace("\n", " ")]))
-    return replace(verification, notes=(f"the step, from the last training cell: {text}", *verification.notes))
+    notes = [f"the step, from the last training cell: {text}"]
+    if micro > 1:
+        notes.append(_accumulation(micro, is_divided, "the loop"))
+    cell, findings = of_cell(found.at)
+    return replace(
+        verification, notes=(*notes, *verification.notes), cell=cell, found_in_cell=_others(findings, verification)
+    )
+
+
+def _divides(ask: Ask, text: str, micro: int) -> bool | None:
+    """Return whether the text of a step divides the loss by the number of micro-steps, see `accumulation.divides`."""
+    found, called = factors(text)
+    facts = ask(f"feature.factor_facts(globals(), {found!r}, {called!r})")[0]
+    return divides(facts["values"], micro, is_known=facts["is_known"])
+
+
+def _accumulation(micro: int, is_divided: bool | None, place: str) -> str:
+    """Return the note about the micro-steps."""
+    split = f"each rank's last batch was split into {micro} micro-steps"
+    if is_divided:
+        return f"{split}; {place} divides the loss by {micro}"
+    if is_divided is False:
+        return f"{split}, and their gradients were added: {place} does not divide the loss by {micro}"
+    return (
+        f"{split}, and the comparison is for the mean of the {micro} micro-steps, because {place} does not show a "
+        f"division. Your loop must divide each loss by {micro}"
+    )
+
+
+def _others(findings: Sequence[str], verification: Verification) -> tuple[str, ...]:
+    """Return the findings of a cell that the comparison does not report too."""
+    same = {name for one in verification.findings for name in _SAME.get(one.cause, ())}
+    return tuple(one for one in findings if not any(one.endswith(f"(# ddp: ok {name})") for name in same))
 
 
 def _check(loss: str, batch: Sequence[str], model: str, micro: int) -> None:
@@ -87,7 +139,7 @@ def _compare(ask: Ask, step: dict[str, Any], model: str, may_average: bool) -> V
             "no DDP or FSDP model takes part in the loss, and a cell combines gradients itself: use %ddp_verify "
             "without LOSS, which also runs the statements after backward. Nothing was changed"
         )
-    return explain({**facts, "after": step.get("after", "")})
+    return explain({**facts, "after": step.get("after", ""), "text": f"{step.get('before', '')}\n{step['loss']}"})
 
 
 def read_line(parser: LineParser, line: str) -> tuple[str, list[str], str, int]:
