@@ -82,6 +82,7 @@ class _Cell:
         ranks: the rank numbers that `asked` selects now.
         timeout_s: limit in seconds; None: no limit.
         warnings: lines to show above the output.
+        prompt: displayed name of the cell; "": that of its file.
     """
 
     told: RunCell
@@ -89,6 +90,7 @@ class _Cell:
     ranks: list[int]
     timeout_s: float | None
     warnings: list[str]
+    prompt: str = ""
 
 
 # `run` handles interrupts itself: a wrapper would add a second frame of this package to the tracebacks of scripts.
@@ -262,9 +264,13 @@ class Session:
             # In a script, frames of this package would precede the errors of the ranks.
             raise error.with_traceback(None)  # noqa: B904 - the same error, whose context is the script's
 
-    def _run_in_slot(self, code: str, *, quiet: bool = False) -> CellResult:
-        """Run code on all ranks while the caller has their slot in the run queue. See `run`."""
-        cell = self._prepare(code, None, None, quiet, None, "", None, None)
+    def _run_in_slot(self, code: str, *, quiet: bool = False, prompt: str = "") -> CellResult:
+        """Run code on all ranks while the caller has their slot in the run queue. See `run`.
+
+        Args:
+            prompt: displayed name of the cell, such as "In [8], second run"; "": none.
+        """
+        cell = replace(self._prepare(code, None, None, quiet, None, "", None, None), prompt=prompt)
         target = ThreadTarget() if not quiet and is_users_thread() else None
         return self._run(cell, target, self._beside(target, code), place=nullcontext())
 
@@ -381,6 +387,10 @@ class Session:
             chosen, notes = parts.liveness.for_cell(cell.asked)
             return chosen, [*healed, *notes, *cell.warnings]
 
+        def name(run: CellRun, _: object) -> None:
+            if cell.prompt:
+                parts.cells.name(run.number, cell.prompt)
+
         told = cell.told
         return parts.cells.run(
             told.code,
@@ -394,7 +404,7 @@ class Session:
             beside=beside,
             place=place if job is None else job.place,
             waiter=NOTEBOOK if job is None else job.waiter,
-            on_begin=None if job is None else job._on_begin,
+            on_begin=name if job is None else job._on_begin,
         )
 
     @property

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from ddp_notebook.errors import RankError, UsageError
+from ddp_notebook.observe.tables.matching import label_of
 from ddp_notebook.run.twice.twice import TwiceResult, _check
 from ddp_notebook.run.twice.twice import run_twice as run_in_session
 
@@ -290,3 +291,14 @@ def test_50_stops_at_random_moments_leave_the_state_before(session):
 def press_stop(is_over: threading.Event) -> None:
     if not is_over.is_set():
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_recordings_name_both_runs(session):
+    session.run(STATE, quiet=True)
+    run_twice(session, PLAIN)
+    recording = session.recording
+    first, second = sorted(recording.prompts)[-2:]
+    prompt = label_of(recording, first).partition(" (")[0]
+    assert prompt.startswith("In [")
+    assert label_of(recording, second).startswith(f"{prompt}, second run")
+    assert recording.first_nan().sentence.startswith(f"{prompt}, second run")

@@ -6,6 +6,7 @@ import pytest
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.files import load
+from ddp_notebook.observe.nan.first_nan import cell_of_prompt
 from tests.nan.rows import MODEL, from_on, recorded
 
 NAN, INF = math.nan, math.inf
@@ -132,3 +133,15 @@ def test_wrong_cells():
         recorded().first_nan(7)
     with pytest.raises(UsageError, match="no training step and no logged number was recorded"):
         recorded(steps=0).first_nan()
+
+
+def test_a_cell_is_found_by_its_prompt():
+    both = recorded(nan=from_on(3, 2), cell=2)
+    both = recorded(nan=from_on(0, 2), cell=11, into=both)
+    both.prompts |= {2: "In [3]", 11: "In [7]"}
+    assert (cell_of_prompt(both, 3), cell_of_prompt(both, 7)) == (2, 11)
+    with pytest.raises(UsageError, match=r"In \[2\] has no recorded training step .*: In \[3\], In \[7\]$"):
+        cell_of_prompt(both, 2)
+    assert any("%ddp_nan 3" in one for one in both.first_nan(11).details)
+    both.prompts[11] = "In [3], second run"
+    assert cell_of_prompt(both, 3) == 11

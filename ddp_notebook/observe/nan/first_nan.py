@@ -6,6 +6,7 @@ program. So the answer is about the steps after the last step in which all recor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from ddp_notebook.observe.nan.gradient_inputs import (
     training_cells,
 )
 from ddp_notebook.observe.nan.metric_values import BadMetric, bad_metrics
-from ddp_notebook.observe.tables.matching import label_of, numbers_of
+from ddp_notebook.observe.tables.matching import label_of, numbers_of, prompt_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.records.names import listed
 from ddp_notebook.records.words import bad_elements, list_ranks
@@ -117,6 +118,29 @@ def first_nan(recording: RecordedTables, cell: int | None = None) -> FirstNan:
         gradients=tuple(found),
         metrics=tuple(metrics),
     )
+
+
+def cell_of_prompt(recording: RecordedTables, number: int) -> int:
+    """Return the last cell with this number in its prompt that has training steps or logged numbers.
+
+    A cell without a prompt, as in a script, has its recorded number.
+
+    Raises:
+        UsageError: there is no such cell.
+    """
+    cells = training_cells(recording, calls_of(recording))
+    for cell in reversed(cells):
+        prompt = prompt_of(recording, cell)
+        if prompt.startswith(f"In [{number}]") or (not prompt and cell == number):
+            return cell
+    known = ", ".join(label_of(recording, cell) for cell in cells[-8:]) or "none"
+    raise UsageError(f"In [{number}] has no recorded training step and no logged number; cells with them: {known}")
+
+
+def _argument_of(recording: RecordedTables, cell: int) -> str:
+    """Return the argument of %ddp_nan for a cell: 7 for In [7]."""
+    found = re.match(r"In \[(\d+)\]", prompt_of(recording, cell))
+    return found[1] if found else str(cell)
 
 
 def _without_gradients(
@@ -224,7 +248,8 @@ def _earlier(recording: RecordedTables, calls: Mapping[str, Column], cells: Sequ
         if len(before.looked_at_steps):
             is_bad = before.looked_at_steps[-1] in before.bad_steps
             name = label_of(recording, earlier)
-            return [f"the gradients at the end of {name} were not finite either: %ddp_nan {earlier}"] if is_bad else []
+            hint = f"%ddp_nan {_argument_of(recording, earlier)}"
+            return [f"the gradients at the end of {name} were not finite either: {hint}"] if is_bad else []
     return []
 
 

@@ -13,7 +13,7 @@ from ddp_notebook.run.interrupted import OF_RECORDING
 @functools.cache
 def nan_line() -> LineParser:
     parser = LineParser("%ddp_nan", "%ddp_nan", "%ddp_nan --catch")
-    parser.add_argument("cell", metavar="CELL", nargs="?", help="number of the cell; the last training cell by default")
+    parser.add_argument("cell", metavar="CELL", nargs="?", help="7 for In [7]; the last training cell by default")
     parser.add_argument(
         "--catch", action="store_true", help="stop the next cells before a step with NaN or infinite gradients"
     )
@@ -40,8 +40,13 @@ def ddp_nan(commands: Commands, line: str) -> None:
             else "the next cells are not checked for NaN"
         )
         return
-    cell = None if given.cell is None else parser.number(int, "CELL", given.cell, "number of a cell")
-    print(commands().recorded().recording.first_nan(cell))
+    recording = commands().recorded().recording
+    cell = None
+    if given.cell is not None:
+        from ddp_notebook.observe.nan.first_nan import cell_of_prompt
+
+        cell = cell_of_prompt(recording, parser.number(int, "CELL", given.cell, "number of a cell"))
+    print(recording.first_nan(cell))
 
 
 def _session() -> type[Any]:

@@ -14,6 +14,7 @@ from ddp_notebook.records.units import size
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt, uninterrupted
 from ddp_notebook.run.cells.run_queue import QueueSlot
+from ddp_notebook.run.notebook_kernel import cell_number
 
 if TYPE_CHECKING:
     from ddp_notebook.run.session_parts import SessionParts
@@ -115,9 +116,10 @@ def _run_twice(parts: SessionParts, run: Callable[..., object], code: str) -> Tw
     is_over = False
     try:
         ask(lambda n: TakeSnapshot(request=n, code=code, copies=True))
-        run(code)
+        prompt = f"In [{cell_number()}]"
+        run(code, prompt=prompt)
         ask(lambda n: PutBack(request=n, restores=True, ends=False))
-        run(code, quiet=True)
+        run(code, quiet=True, prompt=f"{prompt}, second run")
         with uninterrupted():
             facts = ask(lambda n: PutBack(request=n, restores=False, ends=True))
             is_over = True
