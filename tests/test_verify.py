@@ -358,7 +358,7 @@ def test_a_computed_loss_is_refused_with_the_remedy(session):
         session.verify("loss", ["x", "y"])
     with pytest.raises(UsageError) as error:
         session.verify("loss * 1", ["x", "y"])
-    assert "LOSS must compute it anew" in str(error.value) and "or ." not in str(error.value)
+    assert "LOSS must contain the expression that computes it" in str(error.value) and "or ." not in str(error.value)
 
 
 def test_sentences_name_numbers_and_calls(session):

@@ -72,7 +72,7 @@ def test_faults_have_the_right_cause(session):
         if ranks:
             assert all(f"rank {one}" in first.sentence for one in ranks), first.sentence
         if cause == "unequal":
-            assert f"{' and '.join(['5', '8'][:: 1 - 2 * rank])} samples" in first.sentence
+            assert "Rank 0 has {} samples and rank 1 has {},".format(*[5, 8][:: 1 - 2 * rank]) in first.sentence
     print(f"{len(cases)} faults: {noticed} noticed, {len(cases) - len(unnamed) - len(wrong)} named, {len(wrong)} wrong")
     assert len(cases) == 40 and noticed == 40 and wrong == {} and len(unnamed) <= 4
 

@@ -49,8 +49,6 @@ _MOST_ROUNDING = 1000.0  # rounding errors between a gradient and the sum of tho
 _CLOSE = 1e-3  # relative difference of two losses that are the same
 _MOST_LEFT = 3
 _MOST_CHARS = 200  # maximum length of an error in a sentence
-_GRAPH_IS_FREED = "backward through the graph a second time"  # torch's error for a second backward of one graph
-_AS_EXPRESSION = "such as F.cross_entropy(model(x), y)"
 
 
 class RefusedError(Exception):
@@ -132,9 +130,13 @@ class Comparison:
 
     def _remedy(self, error: Exception) -> str:
         """Return a sentence for a step that reads a tensor of an earlier forward pass."""
-        if _GRAPH_IS_FREED not in str(error) or not (computed := self._computed()):
+        # torch: "Trying to backward through the graph a second time"
+        if "a second time" not in str(error) or not (computed := self._computed()):
             return ""
-        return f". {computed[0]} was computed before the step: LOSS must compute it anew, {_AS_EXPRESSION}"
+        return (
+            f". {computed[0]} was computed before the step: LOSS must contain the expression that computes it, such as "
+            "F.cross_entropy(model(x), y)"
+        )
 
     # ---- the runs
 
@@ -181,7 +183,7 @@ class Comparison:
         if self._step.loss in self._computed():
             raise StepError(
                 f"{self._step.loss} is a tensor that was already computed: LOSS must be the expression that computes "
-                f"it, {_AS_EXPRESSION}"
+                "it, such as F.cross_entropy(model(x), y)"
             )
         if self._main and not isinstance(self._namespace[self._main], nn.Module):
             kind = type(self._namespace[self._main]).__name__

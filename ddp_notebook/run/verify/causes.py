@@ -508,16 +508,13 @@ class _Explanation:
     def _unequal(self, rows: Sequence[int]) -> str:
         """Return the sentences about ranks with other numbers of samples."""
         parts, total = self._parts, sum(rows)
-        have = [
-            f"rank {rank} has {row}{' samples' * (at == 0)}"
-            for at, (rank, row) in enumerate(zip(parts, rows, strict=True))
-        ]
+        have = [f"rank {rank} has {row}" for rank, row in zip(parts[1:], rows[1:], strict=True)]
         factors = [f"{row * self._count / total:.4g} on rank {rank}" for rank, row in zip(parts, rows, strict=True)]
         length = f"len({self._facts['sized']})" if self._facts["sized"] else "its number of samples"
         world = "world_size" if self._count == self._facts["world"] else str(self._count)
         return (
-            f"R{_and(have)[1:]}, but {'both' if len(parts) == 2 else 'all'} count equally in the average. Multiply "
-            f"each loss by {length} * {world} / {total}: {', '.join(factors)}."
+            f"Rank {parts[0]} has {_and([f'{rows[0]} samples', *have])}, but {'both' if len(parts) == 2 else 'all'} "
+            f"count equally in the average. Multiply each loss by {length} * {world} / {total}: {', '.join(factors)}."
         )
 
     def _accumulated(self) -> Finding:
