@@ -329,7 +329,7 @@ def test_loss_alone_does_not_show_the_accumulation(session):
     assert "Your loop must divide each loss by 4" in repr(result)
 
 
-def test_weights_that_differ_are_measured_and_the_optimizer_is_named(session):
+def test_different_weights_are_measured_with_their_cause(session):
     code = "model = DDP(nn.Linear(20, 4)); opt = torch.optim.SGD(model.parameters(), lr=0.05 * (1 + rank))\n"
     code += f"for _ in range(3):\n    opt.zero_grad(); {CE}.backward(); opt.step()"
     [one] = verified(session, code).findings
