@@ -58,7 +58,7 @@ def printed(ranks, expression: str) -> list[str]:
 )
 def test_all_ranks_stop_and_the_place_is_named(stopped, ranks, fault, expected):
     lines = stopped(f"train({fault!r})")
-    assert "rank 1, step 3: bucket 0 of Net" in lines and " NaN of 980 elements before the average" in lines
+    assert "rank 1, step 3: bucket 0 of model" in lines and " NaN of 980 elements before the average" in lines
     assert f"rank 1: {expected}" in lines or expected in lines
     assert "the gradients of rank 0 were finite before the average" in lines
     # The optimizer has not used the gradients, and the repetition has left nothing behind.
@@ -156,3 +156,17 @@ def test_the_next_cells_run_and_nothing_is_left(ranks):
     found = ranks.recording.first_nan()
     assert found.is_found and found.ranks == (1,) and found.step == 3
     ranks.catch_nan()
+
+
+def test_lines_name_the_variable_of_the_model(stopped, ranks):
+    code = """
+model = DDP(nn.Sequential(nn.Linear(4, 1)))
+opt = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    opt.zero_grad()
+    (model(torch.ones(2, 4)).sum() * (float("nan") if step == 3 else 1.0)).backward()
+    opt.step()
+"""
+    for _ in range(2):
+        assert "bucket 0 of model (0.bias, 0.weight) had" in stopped(code, "")
+        assert "into bucket 0 of model (" in ranks.recording.first_nan().sentence

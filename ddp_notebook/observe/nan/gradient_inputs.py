@@ -29,7 +29,7 @@ class BadGradient:
     rank: int
     step: int
     bucket: int | None  # bucket of a DDP model; None for FSDP and for calls of the user
-    model: str  # DDP model, or the module of FSDP; "" if it is unknown
+    model: str  # variable or class of the DDP model, or the module of FSDP; "" if it is unknown
     parameters: tuple[str, ...]  # parameters of the bucket; () if unknown
     operation: str  # "all_reduce"
     site: str  # "cell line 7"
@@ -175,7 +175,7 @@ class GradientInputs:
             rank=one["rank"],
             step=one["step"],
             bucket=bucket,
-            model=model,
+            model=model if bucket is None else variable_of_model(self._recording, one["rank"], model),
             parameters=()
             if bucket is None
             else parameters_of_bucket(self._recording, one["rank"], model, bucket, one["numel"]),
@@ -209,6 +209,15 @@ def parameters_of_bucket(recording: RecordedTables, rank: int, model: str, bucke
             if bucket < len(buckets) and buckets[bucket]["nbytes"] in [numel * n for n in (1, 2, 4, 8)]:
                 return tuple(buckets[bucket]["parameters"])
     return ()
+
+
+def variable_of_model(recording: RecordedTables, rank: int, model: str) -> str:
+    """Return the variable of a DDP model when its last layout was recorded; its recorded name if it had none."""
+    for row in recording.rows("layout")[::-1]:
+        if int(row["rank"]) == rank and recording.text(int(row["model"])) == model:
+            buckets = recording.store.texts.parsed(int(row["buckets"]))
+            return str(buckets[0].get("variable", model)) if buckets else model
+    return model
 
 
 def loaded_samples(recording: RecordedTables, cell: int, rank: int, step: int) -> str:

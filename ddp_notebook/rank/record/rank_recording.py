@@ -144,6 +144,7 @@ class RankRecording:
         """
         self.flusher.is_in_cell = True
         self.flusher.looks_again = True
+        self.training.namespace = namespace
         self._prompt = f"In [{title}]" if has_prompt else ""
         asks_for_values = bool(options.full_bytes or options.watch or options.gradient)
         level = LEVELS.index(options.level) if options.level else VALUES

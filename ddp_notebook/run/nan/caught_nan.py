@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_notebook.observe.nan.gradient_inputs import loaded_samples, name_of_bucket, parameters_of_bucket
+from ddp_notebook.observe.nan.gradient_inputs import (
+    loaded_samples,
+    name_of_bucket,
+    parameters_of_bucket,
+    variable_of_model,
+)
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.records.words import bad_elements, list_ranks
 from ddp_notebook.run.cells.cell import CellRun
@@ -91,7 +96,8 @@ def _gradients(rank: int, details: Mapping[str, Any], recording: RecordedTables 
             if recording is None
             else parameters_of_bucket(recording, rank, one["model"], one["bucket"], one["numel"])
         )
-        return f"{name_of_bucket(one['model'], one['bucket'], names)} had {counts} before the average{also}"
+        model = one["model"] if recording is None else variable_of_model(recording, rank, one["model"])
+        return f"{name_of_bucket(model, one['bucket'], names)} had {counts} before the average{also}"
     of = f" of {one['model']}" if one["model"] else ""
     what = f"the gradients{of}" if of and not one["is_of_user"] else f"the tensor of {one['operation']}"
     return f"{what} had {counts} before the average{also}"

@@ -499,8 +499,8 @@ class _Explanation:
         if is_scaled and not is_mean:
             return self._scaled(ratio)
         if is_unequal:
-            found = Finding(cause="unequal", sentence=self._unequal(rows))
-            return [found, *([self._accumulated()] if self._added > 1 else [])], []
+            unequal = Finding(cause="unequal", sentence=self._unequal(rows))
+            return [unequal, *([self._accumulated()] if self._added > 1 else [])], []
         if found := self._by_counts():
             return [found], []
         return self._scaled(ratio) if is_scaled else self._by_weights()

@@ -6,7 +6,7 @@ the sizes are equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +19,7 @@ from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.kernels.repeats import Again, Repeat
 from ddp_notebook.rank.group.operators import nbytes, nbytes_of
-from ddp_notebook.rank.record.training.model_names import nothing
+from ddp_notebook.rank.record.training.model_names import nothing, variable_of
 from ddp_notebook.stdlib import json, threading, time, weakref
 
 if TYPE_CHECKING:
@@ -76,8 +76,13 @@ class Model:
         """Report the buckets again, for a new receiver."""
         self._is_rebuilt = None
 
-    def prepare(self, model: DistributedDataParallel) -> BucketChange | None:
-        """Prepare for a backward that synchronizes this model. Return its layout if that has changed."""
+    def prepare(self, model: DistributedDataParallel, namespace: Mapping[str, Any]) -> BucketChange | None:
+        """Prepare for a backward that synchronizes this model. Return its layout if that has changed.
+
+        Args:
+            model: the model.
+            namespace: the user's variables. The layout has the variable of the model.
+        """
         self.at, self.left = 0, self._sum
         if self._reducer() is not model.reducer or self._group() is not model.process_group:
             self.forget_calls()
@@ -110,6 +115,8 @@ class Model:
             {"nbytes": size, "parameters": [self.names[number] for number in numbers if number < len(self.names)]}
             for size, numbers in zip(self.sizes, buckets, strict=False)
         ]
+        if words and (variable := variable_of(model, namespace)):
+            words[0]["variable"] = variable
         return BucketChange(time.monotonic_ns(), self.name, json.dumps(words), is_rebuilt)
 
     def _first_buckets(self) -> list[list[int]]:

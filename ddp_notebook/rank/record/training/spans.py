@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -95,6 +95,7 @@ class TrainingSpans:
         self._prepared: list[Model] = []
         self._roots: dict[int, tuple[int, int]] = {}  # running forwards of FSDP: start time and batch size
         self._naming = threading.Lock()  # several threads may create models at once
+        self.namespace: Mapping[str, Any] = {}  # variables of the user, in a cell
         self._observer: StepObserver | None = None
         self._optimizers = Optimizers(event_buffer, self.stepped, self._step_begins)
         self._gradients = GradientHook(event_buffer)
@@ -269,7 +270,7 @@ class TrainingSpans:
                 tell(observer.inputs, model, inputs)
         if has_failed or not synchronizes:
             return
-        if (layout := known.prepare(model)) is not None:
+        if (layout := known.prepare(model, self.namespace)) is not None:
             self._event_buffer.put(layout)
         if known in self._prepared:
             self._prepared.remove(known)
