@@ -338,7 +338,7 @@ def test_different_weights_are_measured_with_their_cause(session):
     assert "by at most" in one.sentence and "lr of opt is 0.05 on rank 0 and 0.1 on rank 1" in one.sentence
     changed = verified(session, "model = DDP(net())\nif rank == 1: model.module[3].weight.data.add_(0.25)").findings[0]
     assert "they differ by at most 0.25 (3.weight)" in changed.sentence
-    assert "what changes them on one rank is not known" in changed.sentence
+    assert "the statement that changes them on one rank is not known" in changed.sentence
 
 
 def test_findings_of_the_checked_cell_end_the_answer(session):

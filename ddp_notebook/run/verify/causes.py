@@ -392,8 +392,8 @@ class _Explanation:
                 "value, and then make the weights equal"
             )
         return (
-            "Make them equal, such as by wrapping the model again; what changes them on one rank is not known, and may "
-            "do it again"
+            "Make them equal, such as by wrapping the model again; the statement that changes them on one rank is not known, and may "
+            "run again"
         )
 
     def _reduced(self, names: Sequence[str]) -> Finding:
@@ -557,7 +557,7 @@ class _Explanation:
             return [Finding(cause="world_size", sentence=sentence)], []
         if self._added > 1 and abs(ratio / self._added - 1) < _CLOSE * 10:
             return [self._accumulated()], []
-        micro = self._facts["micro"] if self._facts["divides"] else 1  # by which the loss is divided
+        micro = self._facts["micro"] if self._facts["divides"] else 1  # divisor of the loss
         if abs(ratio * count * micro - 1) < _CLOSE * 10 and self._is_sum_of_losses():
             whom = "ranks" if micro == 1 else "ranks and micro-steps"
             sentence = (
