@@ -392,8 +392,8 @@ class _Explanation:
                 "value, and then make the weights equal"
             )
         return (
-            "Make them equal, such as by wrapping the model again; the statement that changes them on one rank is not known, and may "
-            "run again"
+            "Make them equal, such as by wrapping the model again; the statement that changes them on one rank is not "
+            "known, and may run again"
         )
 
     def _reduced(self, names: Sequence[str]) -> Finding:
