@@ -484,3 +484,44 @@ def test_gradients_in_another_order(run):
         values = f"the gradient of {first}.weight on rank 0 and the gradient of {second}.weight on rank 1"
         assert line.startswith("cell line 5 in average: all_reduce #")
         assert f" got different values: {values}; {ORDER}" in line
+
+
+@pytest.mark.parametrize("part", ["a gradient edge", "a gradient in CSR layout", "a destroyed group"])
+def test_a_part_that_cannot_be_looked_at_hides_no_finding(run, part):
+    code, backward = MODEL, "model(x).square().mean().backward()"
+    after = ""
+    if part == "a gradient edge":
+        backward = "torch.autograd.backward(torch.autograd.graph.get_gradient_edge(model(x).square().mean()))"
+    elif part == "a gradient in CSR layout":
+        backward += "; p = next(p for p in model.parameters() if p.ndim == 2); p.grad = p.grad.to_sparse_csr()"
+    else:
+        code += "group = dist.new_group()\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+        code += "model = FSDP(torch.nn.Linear(8, 8), group, device_id=torch.device('cpu'))\n"
+        backward += "; torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)"
+        after = "dist.destroy_process_group(group)\n"
+    code += f"""
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0, foreach=False)
+for step in range(3):
+    x = torch.randn(4, 8)
+    optimizer.zero_grad()
+    {backward}
+    optimizer.step()
+{after}"""
+    assert [line.rpartition(" ")[2] for line in run(code)] == ["nothing-changed)"]
+
+
+def test_saved_tensors_of_the_user_are_not_unpacked_again(run):
+    code = """
+unpacked = []
+for step in range(2):
+    x = torch.randn(4, 8)
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    dist.all_reduce(loss)
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: one, lambda one: (unpacked.append(step), one)[1]):
+        loss = loss / torch.tensor(2.0)
+    loss.backward()
+    optimizer.step()
+assert unpacked == [0, 1], unpacked
+"""
+    assert run(MODEL + code) == []

@@ -68,6 +68,7 @@ NEAR = {
         "a loss per token of all ranks, with the number of ranks as a factor",
         "a loss of gathered features, multiplied by the number of ranks",
         "the loss is summed in place, and its gradients by hand",
+        "a loss with the number of ranks as a factor is averaged before the backward",
     ),
     "mixed-weights": (
         "FSDP2 after the weights of rank 0 were broadcast",

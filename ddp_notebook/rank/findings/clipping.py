@@ -124,7 +124,10 @@ class Clipping:
             handle = model._handle
             is_sharded = handle is not None and handle.uses_sharded_strategy
             if is_sharded and any(id(p) in self._ids_of_shards for p in model.parameters()):
-                ranks = list(map(int, get_process_group_ranks(model.process_group)))
+                try:
+                    ranks = list(map(int, get_process_group_ranks(model.process_group)))
+                except (KeyError, ValueError):  # the cell has destroyed the group
+                    return None
                 return {"model": model, "ranks": ranks, "norms": self._norms}
         return None
 

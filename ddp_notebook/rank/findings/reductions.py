@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.rank.findings.optimizer_parameters import has_several_ranks, ranks_of
+from ddp_notebook.rank.findings.optimizer_parameters import OptimizerParameters, has_several_ranks, ranks_of
 from ddp_notebook.rank.findings.tensor_checks import sample
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.operators import flat
@@ -21,6 +21,8 @@ _MOST_NODES = 8
 # Nodes whose result has the value of their input
 _SAME_VALUE = {"UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "ViewBackward0", "CloneBackward0"}
 _SAME_VALUE |= {"MeanBackward0", "SumBackward0", "ReshapeAliasBackward0", "AliasBackward0"}  # of one element
+_PRODUCTS = {"DivBackward0", "MulBackward0"}
+_SUMS = {"AddBackward0", "SubBackward0", "NegBackward0"}
 _TOLERANCE = 1e-4
 
 
@@ -118,15 +120,20 @@ class Reductions:
             return
         function, ranks = self._divided
         averaging = [one for one in models if has_several_ranks(one) and not one._comm_hooks]
-        for model in (*averaging, *roots):
+        some = list(roots)
+        if len(some) > 1:  # which of them this backward has reached is not known
+            return
+        for model in (*averaging, *some):
             if sorted(ranks_of(model)) == ranks:
                 self._candidate = function, len(ranks), weakref.ref(model)
                 return
 
-    def step_begins(self, step: int, *, is_only_backward: bool) -> None:
+    def step_begins(self, held: OptimizerParameters, step: int, *, is_only_backward: bool) -> None:
         """Look at the sums before a step.
 
         Args:
+            held: parameters of the optimizer.
+            step: number of the step.
             is_only_backward: one backward has run since the last step of the optimizer.
         """
         found, self._sum = self._sum, None
@@ -134,7 +141,8 @@ class Reductions:
             self._note("summed-again", step, model=self._title(model), size=found.size)
         if (candidate := self._candidate) is not None and is_only_backward:
             function, size, reference = candidate
-            if (model := reference()) is not None:
+            model = reference()
+            if model is not None and any(id(p) in held.ids and p.grad is not None for p in model.parameters()):
                 self._note("averaged-loss", step, model=self._title(model), function=function, size=size)
 
 
@@ -151,15 +159,38 @@ def _divided(node: Any) -> tuple[str, list[int]] | None:
         if (reduced := node.metadata.get(REDUCED)) is not None:
             function, ranks, is_sum = reduced
             is_divided = is_sum and len(ranks) > 1 and abs(factor * len(ranks) - 1) < _TOLERANCE
-            return (function, ranks) if is_divided else None
+            return (function, ranks) if is_divided and not _may_be_multiplied(node) else None
         inputs = [one for one, _ in node.next_functions if one is not None]
         name = node.name()
-        if len(inputs) != 1 or name not in _SAME_VALUE | {"DivBackward0", "MulBackward0"}:
+        if len(inputs) != 1 or name not in _SAME_VALUE | _PRODUCTS:
             return None
         if name not in _SAME_VALUE:
+            # Hooks of the user, such as those of a checkpoint, may compute the tensor again.
+            if getattr(getattr(node, "_raw_saved_other", None), "unpack_hook", node) is not None:
+                return None
             other = node._saved_other
             if not isinstance(other, torch.Tensor) or other.numel() != 1 or not other.is_cpu or not other.item():
                 return None
             factor = factor / other.item() if name[0] == "D" else factor * other.item()
         node = inputs[0]
     return None
+
+
+def _may_be_multiplied(node: Any) -> bool:
+    """Return whether a loss, or a summand of it, was multiplied or divided before it was summed over the ranks.
+
+    The number of ranks may be the factor, so that the gradients are right.
+
+    Args:
+        node: node of the loss.
+    """
+    waiting = [node]
+    for _ in range(_MOST_NODES):
+        if not waiting:
+            return False
+        one = waiting.pop(0)
+        if (name := one.name()) in _PRODUCTS:
+            return True
+        if name in _SAME_VALUE | _SUMS:
+            waiting += [other for other, _ in one.next_functions if other is not None]
+    return bool(waiting)

@@ -165,10 +165,10 @@ class StepFacts(StepObserver):
             self.note("nothing-loaded", 0, **details)
         if not self._steps:
             return list(self._facts.values())
-        self._note_optimizers()
-        self._resets.end_cell(self._of_cell)
-        if (norms := self._clipping.end_cell()) is not None:
-            self.note("norms", 1, **norms | {"model": self._title_of_model(norms["model"])})
+        # An error in one part must not hide what the others have found.
+        tell(self._note_optimizers)
+        tell(self._resets.end_cell, self._of_cell)
+        tell(self._note_norms)
         if not trains_apart:
             self.note("communicates", 1)  # rows of calls without a wait may arrive after a report is made
         has_gradients = any(len(held.never or ()) < held.count for held in self._of_cell)
@@ -181,9 +181,14 @@ class StepFacts(StepObserver):
                 self.note("communicates", 1)
             else:
                 self.note("trains-apart", 1, model=model_name(self._wrapped(), self._namespace()))
-        self.passes.end_cell(self._steps)
-        self._note_averaging()
+        tell(self.passes.end_cell, self._steps)
+        tell(self._note_averaging)
         return list(self._facts.values())
+
+    def _note_norms(self) -> None:
+        """Note the norms of shards, which the notebook compares."""
+        if (norms := self._clipping.end_cell()) is not None:
+            self.note("norms", 1, **norms | {"model": self._title_of_model(norms["model"])})
 
     @property
     def _has_averaged(self) -> bool:
@@ -283,9 +288,15 @@ class StepFacts(StepObserver):
         for seen in self._seen.values():
             seen.begin_backward()
         self._averaged.clear()
-        self._has_partial = self._backwards < _MOST_GRAPHS and has_partial(outputs)
-        self._reductions.backward_begins(outputs)
-        self._resets.backward_begins()
+        self._has_partial = False
+        tell(self._resets.backward_begins)
+        tell(self._look_at_graph, outputs)
+
+    def _look_at_graph(self, outputs: Sequence[Any]) -> None:
+        """Look at the operations that have computed the losses. A loss may be a `GradientEdge`, without a tensor."""
+        losses = [one for one in outputs if isinstance(one, torch.Tensor)]
+        self._reductions.backward_begins(losses)
+        self._has_partial = self._backwards < _MOST_GRAPHS and has_partial(losses)
 
     def backward(self, outputs: Any, synchronized: Collection[Model], *, has_unknown: bool) -> None:
         self._backwards += 1
@@ -308,8 +319,8 @@ class StepFacts(StepObserver):
             if seen.before is not None:
                 seen.end_backward()
         self._clipping.backward()
-        self._resets.backward()
-        self._reductions.backward(self._averaged_models(), self._averaging_roots())
+        tell(self._resets.backward)
+        tell(self._reductions.backward, self._averaged_models(), self._averaging_roots())
 
     def _averaged_models(self) -> list[Any]:
         """Return the DDP models of which the last backward has averaged all gradients."""
@@ -347,9 +358,9 @@ class StepFacts(StepObserver):
             return
         held = self._held_by(optimizer)
         number = self._event_buffer.moment.step + 1
-        self._reductions.step_begins(number, is_only_backward=self._backwards - held.backwards == 1)
+        tell(self._reductions.step_begins, held, number, is_only_backward=self._backwards - held.backwards == 1)
         if self._roots:
-            self._look_at_weights(number)
+            tell(self._look_at_weights, number)
         if self._has_partial and any(hasattr(p, "placements") for p in held.parameters):
             self.note("partial-output", number, optimizer=variable_of(optimizer, self._namespace()))
         held.before = held.was_finite = None
@@ -393,8 +404,8 @@ class StepFacts(StepObserver):
         self._batches.end_step(step)
         self.passes.end_step(step)
         held = self._held_by(optimizer)
-        self._clipping.stepped(held, step)
-        self._resets.stepped(held, step)
+        tell(self._clipping.stepped, held, step)
+        tell(self._resets.stepped, held, step)
         if held.steps:
             held.moved = max(held.moved, self._event_buffer.elements - held.elements)
         else:
