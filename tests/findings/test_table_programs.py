@@ -106,6 +106,8 @@ NEAR = {
         "adversarial examples by a gradient of the inputs",
         "sharpness-aware steps with two backwards",
         "a compiled function that clips",
+        "gradients are clipped between the steps of two optimizers",
+        "a clipping function that is pickled",
     ),
     "clipped-shards": (
         "FSDP1 with its own clipping",
@@ -113,6 +115,7 @@ NEAR = {
         "whole parameters of FSDP1 are clipped by torch.nn.utils",
         "shards of FSDP1 are clipped element by element",
         "the norm of a shard of FSDP1 is measured",
+        "shards of FSDP1 whose norms are below the limit",
     ),
     "running-total": (
         "a total of each pass is summed",
@@ -128,6 +131,7 @@ NEAR = {
         "the largest gradients of all ranks are kept after DDP",
         "gradients of no_sync are summed by hand with equal data on all ranks",
         "a sum of averaged gradients that Adam divides by hand",
+        "gradients that a hook of DDP has divided by another number are summed",
     ),
     "nothing-loaded": (
         "a backbone whose names lack those of the head",

@@ -37,10 +37,13 @@ class _Clip:
     def __init__(self, function: str, ids: set[int], *, is_empty: bool, is_late: bool) -> None:
         self.function, self.ids, self.is_empty, self.is_late = function, ids, is_empty, is_late
         self.is_reset = False  # `zero_grad` has reset the clipped gradients
+        self.is_used = False  # an optimizer has stepped before the next backward
 
     @property
     def cause(self) -> str:
         """Return why the clipped gradients are not used by a step; "" if they may be."""
+        if self.is_used:
+            return ""
         if self.is_late:
             return "late" if self.is_empty or self.is_reset else ""
         return "early" if self.is_empty else ""
@@ -64,10 +67,12 @@ class Clipping:
         self._found: dict[int, tuple[int, int, _Clip]] = {}  # first step, number of steps and first call
         self._has_shards = False  # the running call gets shards of FSDP1
         self._ids_of_shards: set[int] = set()
-        self._norms: list[list[float]] = []  # step and norm
+        self._norms: list[list[float]] = []  # step, norm and limit
         self._step = 0  # number of steps in the cell
         for name in _FUNCTIONS:
             around(torch.nn.utils, name, functools.partial(self._around, name))
+            # The module that defines it, where `pickle` looks for it
+            setattr(torch.nn.utils.clip_grad, name, getattr(torch.nn.utils, name))
 
     def begin_cell(self) -> None:
         """Forget the calls of the last cell."""
@@ -91,7 +96,7 @@ class Clipping:
             tell(self._clipped, name, parameters, limit)
             result = original(*args, **named)
             if self._has_shards:
-                tell(self._keep_norm, result)
+                tell(self._keep_norm, result, limit)
             return result
 
         return traced_as(original, clip)
@@ -111,8 +116,8 @@ class Clipping:
             self._has_shards = any(hasattr(p, name) for p in ones for name in _OF_FSDP1)
             self._ids_of_shards |= ids if self._has_shards else set()
 
-    def _keep_norm(self, norm: Any) -> None:
-        self._norms.append([self._step + 1, float(norm)])
+    def _keep_norm(self, norm: Any, limit: float) -> None:
+        self._norms.append([self._step + 1, float(norm), float(limit)])
 
     def end_cell(self) -> dict[str, Any] | None:
         """Return the norms that were computed from shards of a model in FSDP1, which the notebook compares; None if
@@ -150,10 +155,12 @@ class Clipping:
         self._step = step
         if not self._looked:
             return
-        is_clipped = any(not one.ids.isdisjoint(held.ids) for one in self._since)
+        clips = [one for one in self._since if not one.ids.isdisjoint(held.ids)]
+        for clip in clips:
+            clip.is_used = True
         before = [one for one in self._before if not one.ids.isdisjoint(held.ids)]
         self._before = [one for one in self._before if one.ids.isdisjoint(held.ids)]
-        if is_clipped or not before or not all(one.cause for one in before):
+        if clips or not before or not all(one.cause for one in before):
             self._found.pop(id(held), None)
             return
         first, count, clip = self._found.get(id(held), (step, 0, before[0]))

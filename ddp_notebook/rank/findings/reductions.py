@@ -97,7 +97,7 @@ class Reductions:
 
     def _look_for_gradient(self, tensor: torch.Tensor, ranks: list[int]) -> None:
         for model in self._averaged():
-            if sorted(ranks_of(model)) == ranks:
+            if sorted(ranks_of(model)) == ranks and not model._comm_hooks:  # a hook may not divide
                 for parameter in model.parameters():
                     if parameter.grad is tensor:
                         self._sum = _Sum(parameter, model, len(ranks))

@@ -92,22 +92,25 @@ _SAME_NORM = 1e-3  # relative difference
 
 
 def norms_of_shards(facts: OfRanks) -> OfRanks:
-    """Return the first norms that differ between ranks, with which each rank has clipped its shards.
+    """Return the first norms that differ between ranks, with which a rank has clipped its shards.
+
+    Norms below the limit change no gradient.
 
     Example:
-        >>> def of(*norms): return {"model": "m", "ranks": [0, 1], "norms": [[at, one] for at, one in enumerate(norms)]}
+        >>> def of(*all_of): return {"model": "m", "ranks": [0, 1], "norms": [[1, norm, 2.5] for norm in all_of]}
         >>> norms_of_shards({0: (1, of(2.0, 3.0)), 1: (1, of(2.0, 4.0))})[1]
         (1, {'model': 'm', 'value': 4.0})
-        >>> norms_of_shards({0: (1, of(2.0)), 1: (1, of(2.0))})
-        {}
+        >>> norms_of_shards({0: (1, of(3.0)), 1: (1, of(3.0))}), norms_of_shards({0: (1, of(1.0)), 1: (1, of(2.0))})
+        ({}, {})
     """
     for _, own in facts.values():
         some = {rank: facts[rank][1] for rank in own["ranks"] if rank in facts}
         if len(some) < len(own["ranks"]) or any(one["ranks"] != own["ranks"] for one in some.values()):
             continue
         for of_ranks in zip(*(one["norms"] for one in some.values()), strict=False):
-            norms = [norm for _, norm in of_ranks]
-            if max(norms) - min(norms) > _SAME_NORM * max(norms):
+            norms = [norm for _, norm, _ in of_ranks]
+            is_clipped = any(norm > limit for _, norm, limit in of_ranks)
+            if is_clipped and max(norms) - min(norms) > _SAME_NORM * max(norms):
                 found = zip(some, norms, strict=True)
                 return {rank: (of_ranks[0][0], {"model": own["model"], "value": norm}) for rank, norm in found}
     return {}
