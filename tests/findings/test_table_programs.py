@@ -35,9 +35,6 @@ SAID = {
     "other seeds before fully_shard": _WEIGHTS,
     "a partial sum that becomes a local tensor": _PARTIAL,
     "an output of a layer by rows that is not reduced": _PARTIAL,
-    "one of two optimizers is never stepped": "steps 0-5: of_body made no step, although its parameters got new "
-    "gradients 6 times after of_body.zero_grad(); call of_body.step(), or freeze them with requires_grad_(False) "
-    "(# ddp: ok never-stepped)",
     "gradients are clipped before the backward": "step 0: clip_grad_norm_ ran before backward(), when there were no "
     "gradients, so the step used gradients that were not clipped; call it between backward() and step() "
     "(# ddp: ok clipped-without-effect)",
@@ -49,12 +46,9 @@ SAID = {
     "the names of a checkpoint of DDP fit no parameter": "cell line 6: load_state_dict(strict=False) loaded nothing, "
     "because only the names of the state dict begin with 'module.'; remove it from the names "
     "(# ddp: ok nothing-loaded)",
-    "each step takes the first batch of the loader": "steps 0-2: each step used the same batch, because "
-    "next(iter(loader)) begins another pass. Its DistributedSampler has the order of epoch 0 again. Take the batches "
-    "of one pass with a for loop (# ddp: ok first-batch)",
-    "a running total that is summed again in each step": "cell line 4: the loop adds to total, and all_reduce sums it "
-    "in each pass. So the values of earlier passes are summed again; sum a copy, or call all_reduce after the loop "
-    "(# ddp: ok running-total)",
+    "each step takes the first batch of the loader": "steps 0-2: each step used the same batch, the first one of another "
+    "pass over the data. The DistributedSampler had the order of epoch 0 in each of these passes. Take the batches of "
+    "one pass with a for loop (# ddp: ok first-batch)",
     "shards of FSDP1 are clipped by torch.nn.utils": "step 0: clip_grad_norm_ of torch.nn.utils clipped the shards of "
     "model by the norm of the shards on each rank (NORM on rank 0 and NORM on rank 1). Call model.clip_grad_norm_() of "
     "FSDP, which computes the norm of all shards (# ddp: ok clipped-shards)",
@@ -85,13 +79,6 @@ NEAR = {
         "tensor parallel layers whose sum is scattered",
         "columns whose shards have a loss of their own",
     ),
-    "never-stepped": (
-        "a generator that trains against a frozen judge in a cell of its own",
-        "a judge that trains in each third step, and is reset in each step",
-        "an optimizer for each layer, all of them step",
-        "a warm-up of one optimizer by a scaler that skips steps",
-        "a critic that trains more often than the actor",
-    ),
     "never-reset": (
         "gradients that are set to None by hand",
         "gradients that fade instead of being reset",
@@ -116,14 +103,6 @@ NEAR = {
         "shards of FSDP1 are clipped element by element",
         "the norm of a shard of FSDP1 is measured",
         "shards of FSDP1 whose norms are below the limit",
-    ),
-    "running-total": (
-        "a total of each pass is summed",
-        "a total is summed after the loop",
-        "a copy of a running total is summed in each pass",
-        "a total that is reset in place",
-        "a state that is averaged in each pass",
-        "an iteration that writes its sum in place",
     ),
     "summed-again": (
         "gradients that DDP has averaged are averaged again",

@@ -11,7 +11,6 @@ passes                passes of data loaders over their data
 clipping              gradients that are clipped before they exist, or after their step
 resets                optimizers whose gradients are never reset, or never used
 reductions            losses and gradients that the user's collectives change
-running_totals        totals that are summed over ranks in each pass of a loop
 partial_outputs       losses that are computed from a part of a sum
 sharded_weights       weights that `fully_shard` splits
 loaded_names          state dicts whose names fit no parameter

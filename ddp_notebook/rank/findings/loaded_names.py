@@ -25,6 +25,7 @@ class LoadedNames:
         self._line = line
         self._main = threading.get_ident()
         self.found: dict[int, dict[str, Any]] = {}  # details of the last call of a module, if it has loaded nothing
+        self._inside: dict[int, set[int]] = {}  # the ids of its modules
         around(torch.nn.Module, "load_state_dict", self._around)
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,7 +38,10 @@ class LoadedNames:
         return passed_over(load_state_dict)
 
     def _loaded(self, module: Any, state_dict: Mapping[str, Any], result: Any) -> None:
-        self.found.pop(id(module), None)  # a program may try several prefixes
+        inside = set(map(id, module.modules()))
+        for other in list(self.found):  # a program may try several prefixes, or the module inside DDP
+            if other in inside or id(module) in self._inside[other]:
+                del self.found[other], self._inside[other]
         if not (unexpected := getattr(result, "unexpected_keys", None)):
             return
         names, missing = set(unexpected), set(result.missing_keys)
@@ -51,4 +55,5 @@ class LoadedNames:
             else:
                 continue
             self.found[id(module)] = {"line": self._line(), "prefix": prefix, "where": where}
+            self._inside[id(module)] = inside
             return

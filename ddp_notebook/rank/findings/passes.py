@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import DistributedSampler
@@ -89,7 +90,10 @@ class Passes:
             return
         if type(sampler).__iter__ is not DistributedSampler.__iter__:  # its order may not depend on the epoch
             return
-        self._running[iterator] = _Pass(sampler, steps, has_more=len(loader) > 1)
+        has_more = False
+        with suppress(TypeError):  # a batch sampler without a length
+            has_more = len(loader) > 1
+        self._running[iterator] = _Pass(sampler, steps, has_more=has_more)
         if loader.num_workers:  # they read the sampler now; without workers, the first batch does
             self._read(iterator)
 
@@ -103,7 +107,9 @@ class Passes:
         last = self._passes.get(sampler)
         if last is not None and last.is_over and last.trains and last.epoch == one.epoch:
             one.trains = True  # noted at the end of the pass
-        if last is not None and last.took_one and last.epoch == one.epoch and last.began_at == one.began_at - 1:
+        is_next = last is not None and last.took_one and last.began_at == one.began_at - 1
+        # `_last`: no other loader gave a batch between them
+        if last is not None and is_next and last.draws is self._last and last.epoch == one.epoch:
             one.repeats, one.checksum = last.repeats, last.checksum
         self._passes[sampler] = one
 
@@ -133,7 +139,7 @@ class Passes:
 
     def _compare(self, one: _Pass, data: Any) -> None:
         """Compare the first batch of a pass with that of the passes before. A data set may return random samples."""
-        before, one.checksum = one.checksum, checksum([data])
+        before, one.checksum = one.checksum, checksum([data]) or None  # 0: no tensor
         if before is None or before != one.checksum:
             one.repeats = 0
             return

@@ -1,4 +1,4 @@
-"""Optimizers whose gradients are reset but never used, or used but never reset."""
+"""Optimizers whose gradients are used but never reset."""
 
 from __future__ import annotations
 
@@ -8,47 +8,11 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank.findings.optimizer_parameters import OptimizerParameters, held_by
-from ddp_notebook.rank.findings.tensor_checks import are_finite, are_zero, local, some_of
+from ddp_notebook.rank.findings.tensor_checks import local, some_of
 from ddp_notebook.stdlib import weakref
 
-_FEWEST = 3  # gradients that were reset without a step, or that a backward has added to those of a step
+_FEWEST = 3  # gradients that a backward has added to those of a step
 _SOME = 4  # parameters of an optimizer that are compared
-
-
-class _Unused:
-    """An optimizer that has reset gradients and has made no step.
-
-    Args:
-        optimizer: the optimizer.
-    """
-
-    def __init__(self, optimizer: Any) -> None:
-        self.optimizer = weakref.ref(optimizer)
-        self.count = 0  # gradients that a backward has computed after a reset
-        self.is_reset = True  # and has no gradient since then
-        some = held_by(optimizer)[:_SOME]
-        self._before = [(weakref.ref(p), some_of(p)) for p in some if not p.is_cuda and not p.is_meta]
-
-    def end_backward(self) -> None:
-        """Count a gradient after a reset."""
-        gradients = [p.grad for one, _ in self._before if (p := one()) is not None and p.grad is not None]
-        if self.is_reset and any(some_of(one).any() for one in gradients):
-            self.is_reset = False
-            self.count += 1
-
-    def has_gradients(self, trained: set[int]) -> bool:
-        """Return whether a step would change the parameters, and nothing else has changed them.
-
-        Args:
-            trained: ids of parameters that other optimizers have changed.
-        """
-        parameters = [p for p in held_by(self.optimizer()) if p.requires_grad]
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        if not gradients or not trained.isdisjoint(map(id, parameters)):
-            return False
-        if any((p := one()) is None or not torch.equal(some_of(p), values) for one, values in self._before):
-            return False
-        return not are_zero(gradients, 0)[0] and are_finite(gradients)
 
 
 class Resets:
@@ -56,33 +20,21 @@ class Resets:
 
     Args:
         note: keeps a fact.
-        has_stepped: returns whether an optimizer has ever made a step.
         title: returns the name of an optimizer.
     """
 
-    def __init__(
-        self, note: Callable[..., None], has_stepped: Callable[[Any], bool], title: Callable[[Any], str]
-    ) -> None:
-        self._note, self._has_stepped, self._title = note, has_stepped, title
-        self._unused: dict[int, _Unused] = {}
+    def __init__(self, note: Callable[..., None], title: Callable[[Any], str]) -> None:
+        self._note, self._title = note, title
         self._kept: dict[int, _Kept] = {}
 
     def begin_cell(self) -> None:
         """Forget the gradients of the last cell."""
-        self._unused.clear()
         self._kept.clear()
 
     def zeroed(self, owner: Any) -> None:
         """Note that an optimizer or a module resets its gradients."""
         for kept in self._kept.values():
             kept.is_over = kept.is_over or any(id(p) in kept.ids for p in held_by(owner))
-        if not isinstance(owner, torch.optim.Optimizer) or self._has_stepped(owner):
-            return
-        one = self._unused.get(id(owner))
-        if one is None or one.optimizer() is not owner:
-            self._unused[id(owner)] = _Unused(owner)
-        else:
-            one.is_reset = True
 
     def backward_begins(self) -> None:
         """Note whether gradients of the last step are still there."""
@@ -92,15 +44,12 @@ class Resets:
 
     def backward(self) -> None:
         """Note the end of a backward."""
-        for one in self._unused.values():
-            one.end_backward()
         for kept in self._kept.values():
             if not kept.is_over:
                 kept.end_backward()
 
     def stepped(self, held: OptimizerParameters, step: int) -> None:
         """Keep a gradient that a step has used."""
-        self._unused.pop(id(held.optimizer), None)
         kept = self._kept.get(id(held))
         if kept is None:
             kept = self._kept[id(held)] = _Kept(held.ids, step)
@@ -108,7 +57,7 @@ class Resets:
             kept.end_step(held, step)
 
     def end_cell(self, cell: Iterable[OptimizerParameters]) -> None:
-        """Note the optimizers without a reset, and those without a step.
+        """Note the optimizers without a reset.
 
         Args:
             cell: parameters of the optimizers that have made a step.
@@ -118,14 +67,6 @@ class Resets:
             own = steps[key].optimizer if key in steps else None
             if own is not None and not kept.is_over and kept.count >= _FEWEST:
                 self._note("never-reset", kept.first, last=kept.last, count=kept.count + 1, optimizer=self._title(own))
-        most = max((held.steps for held in steps.values()), default=0)
-        trained = set[int]().union(*(held.ids for held in steps.values()))
-        for one in self._unused.values():
-            optimizer = one.optimizer()
-            if optimizer is None or min(most, one.count) < _FEWEST or self._has_stepped(optimizer):
-                continue
-            if one.has_gradients(trained):
-                self._note("never-stepped", 1, last=most, count=one.count, optimizer=self._title(optimizer))
 
 
 class _Kept:

@@ -45,6 +45,7 @@ class ShardedWeights:
         self._wholes: list[int | None] = []  # checksums of the next group
         self._waiting: list[tuple[Any, list[int], list[_Weight]]] = []  # module, ranks and weights of each group
         self._count = 0
+        self._in_vain: tuple[int, list[int]] | None = None  # groups and models of the last look that found nothing
 
     def begins(self, parameters: Sequence[torch.Tensor]) -> None:
         """Look at whole parameters."""
@@ -55,6 +56,8 @@ class ShardedWeights:
         wholes, self._wholes = self._wholes, []
         ranks = [int(rank) for rank in group.mesh_info.mesh.mesh.flatten().tolist()]
         is_split = getattr(group.mesh_info, "shard_mesh_size", 1) > 1  # `replicate` makes groups too
+        if self._count >= _MOST:
+            self._keep([one for one in self._waiting if one[0]() is not None])
         if not is_split or self._count >= _MOST:
             return
         names = {id(p): name for name, p in module.named_parameters()}
@@ -73,6 +76,10 @@ class ShardedWeights:
         """
         if not self._waiting:
             return []
+        roots = list(roots)
+        looked = len(self._waiting), [id(one) for one in roots]
+        if looked == self._in_vain:
+            return []
         names = {id(one): name for root in roots for name, one in root.named_modules()}
         found, waiting = [], []
         for reference, ranks, weights in self._waiting:
@@ -83,9 +90,13 @@ class ShardedWeights:
                 found.append([ranks, values])
             elif module is not None:
                 waiting.append((reference, ranks, weights))
+        self._keep(waiting)
+        self._in_vain = None if found else looked
+        return found
+
+    def _keep(self, waiting: list[tuple[Any, list[int], list[_Weight]]]) -> None:
         self._waiting = waiting
         self._count = sum(len(weights) for *_, weights in waiting)
-        return found
 
 
 def _checksum(parameter: torch.Tensor) -> int | None:

@@ -36,7 +36,6 @@ from ddp_notebook.rank.findings.partial_outputs import has_partial
 from ddp_notebook.rank.findings.passes import Passes
 from ddp_notebook.rank.findings.reductions import Reductions
 from ddp_notebook.rank.findings.resets import Resets
-from ddp_notebook.rank.findings.running_totals import RunningTotals
 from ddp_notebook.rank.findings.sharded_weights import ShardedWeights
 from ddp_notebook.rank.findings.tensor_checks import InputChecksums, are_finite, are_zero, is_finite
 from ddp_notebook.rank.findings.values import Values
@@ -104,13 +103,12 @@ class StepFacts(StepObserver):
         self.passes = Passes(self.note)
         self._values = Values(cells, lambda call: place(calls_of(call.site)), self._named_parameters)
         self._reductions = Reductions(self.note, self._averaged_models, self._title_of_model)
-        self._totals = RunningTotals(cells, self.note, lambda call: place(calls_of(call.site)))
-        begun = self._values.begun, self._reductions.begun, self._totals.begun
+        begun = self._values.begun, self._reductions.begun
         self.operations = Operations(self.note, lambda call: place(calls_of(call.site)), begun)
         self._averaged: list[Model] = []  # models of which the last backward has averaged all gradients
         self._has_partial = False  # the loss of the last backward is a function of a partial DTensor
         self._clipping = Clipping(self.note)
-        self._resets = Resets(self.note, lambda one: one in self._held, lambda one: variable_of(one, namespace()))
+        self._resets = Resets(self.note, lambda one: variable_of(one, namespace()))
         self._weights = ShardedWeights()
         self._loaded_names = LoadedNames(lambda: place(_calls_around()))
         for owner in (torch.optim.Optimizer, torch.nn.Module):
@@ -142,8 +140,6 @@ class StepFacts(StepObserver):
             self._resets.begin_cell()
         if has_trained or self._reductions.are_used:
             self._reductions.begin_cell()
-        if self._totals.are_used:
-            self._totals.begin_cell()
         self._loaded_names.found.clear()
         self._facts.clear()
         self._has_bad_loss = False

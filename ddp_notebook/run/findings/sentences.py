@@ -239,14 +239,6 @@ def _mixed_values(step: int, details: Details) -> tuple[str, str]:
     )
 
 
-def _running_total(step: int, details: Details) -> tuple[str, str]:
-    one = _one(details)
-    return f"{one['line']}", (
-        f"the loop adds to {one['variable']}, and all_reduce sums it in each pass. So the values of earlier passes are "
-        f"summed again; sum a copy, or call all_reduce after the loop"
-    )
-
-
 def _never_waited(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     return f"{one['line']}", (
@@ -340,14 +332,6 @@ def _partial_output(step: int, details: Details) -> tuple[str, str]:
     )
 
 
-def _never_stepped(step: int, details: Details) -> tuple[str, str]:
-    one = _one(details)
-    return _span(step, one["last"], one["last"] - step + 1), (
-        f"{one['optimizer']} made no step, although its parameters got new gradients {one['count']} times after "
-        f"{one['optimizer']}.zero_grad(); call {one['optimizer']}.step(), or freeze them with requires_grad_(False)"
-    )
-
-
 def _never_reset(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     return _span(step, one["last"], one["count"]), (
@@ -358,7 +342,8 @@ def _never_reset(step: int, details: Details) -> tuple[str, str]:
 
 def _nothing_loaded(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
-    fix = "remove it from the names" if one["where"] == "state dict" else "load it into model.module, or add it"
+    inside = "model.module" if one["prefix"] == "module." else "model._orig_mod"
+    fix = "remove it from the names" if one["where"] == "state dict" else f"load it into {inside}, or add it"
     return one["line"] or "load_state_dict", (
         f"load_state_dict(strict=False) loaded nothing, because only the names of the {one['where']} begin with "
         f"{one['prefix']!r}; {fix}"
@@ -368,8 +353,8 @@ def _nothing_loaded(step: int, details: Details) -> tuple[str, str]:
 def _first_batch(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     return _span(step, one["last"], one["last"] - step + 1), (
-        "each step used the same batch, because next(iter(loader)) begins another pass. Its DistributedSampler has the "
-        f"order of epoch {one['epoch']} again. Take the batches of one pass with a for loop"
+        "each step used the same batch, the first one of another pass over the data. The DistributedSampler had the "
+        f"order of epoch {one['epoch']} in each of these passes. Take the batches of one pass with a for loop"
     )
 
 
@@ -400,7 +385,6 @@ SENTENCES: dict[str, Callable[[int, Details], tuple[str, str]]] = {
     "unused-parameters": _unused,
     "no-gradient": _no_gradient,
     "not-in-optimizer": _not_in_optimizer,
-    "never-stepped": _never_stepped,
     "never-reset": _never_reset,
     "averaged-loss": _averaged_loss,
     "summed-again": _summed_again,
@@ -409,7 +393,6 @@ SENTENCES: dict[str, Callable[[int, Details], tuple[str, str]]] = {
     "not-finite": _not_finite,
     "skipped-batch": _skipped_batch,
     "mixed-values": _mixed_values,
-    "running-total": _running_total,
     "same-batches": _same_batches,
     "trains-apart": _trains_apart,
     "written-before-wait": _written_before_wait,
