@@ -46,9 +46,9 @@ SAID = {
     "the names of a checkpoint of DDP fit no parameter": "cell line 6: load_state_dict(strict=False) loaded nothing, "
     "because only the names of the state dict begin with 'module.'; remove it from the names "
     "(# ddp: ok nothing-loaded)",
-    "each step takes the first batch of the loader": "steps 0-2: each step used the same batch, the first one of another "
-    "pass over the data. The DistributedSampler had the order of epoch 0 in each of these passes. Take the batches of "
-    "one pass with a for loop (# ddp: ok first-batch)",
+    "each step takes the first batch of the loader": "steps 0-2: each step used the same batch, the first one of "
+    "another pass over the data. The DistributedSampler had the order of epoch 0 in each of these passes. Take the "
+    "batches of one pass with a for loop (# ddp: ok first-batch)",
     "shards of FSDP1 are clipped by torch.nn.utils": "step 0: clip_grad_norm_ of torch.nn.utils clipped the shards of "
     "model by the norm of the shards on each rank (NORM on rank 0 and NORM on rank 1). Call model.clip_grad_norm_() of "
     "FSDP, which computes the norm of all shards (# ddp: ok clipped-shards)",
