@@ -127,7 +127,7 @@ def test_one_that_looks_sees_the_cells_of_the_other(notebook, tmp_path):
     assert second.run(head).stdout == "{'state': 'running', 'label': 'In [3]'}\n"
     assert second.run("print(session._views.interrupt())").stdout.startswith("this notebook is read-only")
     end.touch()
-    wait_until(lambda: "no cell runs" in second.run("%ddp_jobs").stdout, 20, what="the cells have ended")
+    wait_until(lambda: "no cell is running" in second.run("%ddp_jobs").stdout, what="the cells have ended")
     last = "{'state': 'idle', 'label': 'In [4]'}\n"
     wait_until(lambda: second.run(head).stdout == last, what="the label of the last cell")
     assert second.run("%ddp_monitor 4").status == "ok"
