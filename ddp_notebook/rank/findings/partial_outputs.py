@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ _NOT_LINEAR = {
 _END = re.compile(r"Backward\d*$")
 
 
-def has_partial(outputs: Sequence[torch.Tensor]) -> bool:
+def has_partial(outputs: Sequence[torch.Tensor], summed: Collection[int]) -> bool:
     """Return whether a loss is a function of the local part of a partial DTensor, and not a linear one.
 
     Each rank then computes the function of its summand, and the sum of these values is not that of the sum. Nodes of
@@ -35,6 +36,7 @@ def has_partial(outputs: Sequence[torch.Tensor]) -> bool:
 
     Args:
         outputs: the tensors whose gradients are computed.
+        summed: numbers of elements of tensors that the user has summed over ranks outside of autograd, such as `.data`.
     """
     waiting: deque[tuple[Any, bool]] = deque((one.grad_fn, False) for one in outputs if one.grad_fn is not None)
     for _ in range(_MOST_NODES):
@@ -42,7 +44,7 @@ def has_partial(outputs: Sequence[torch.Tensor]) -> bool:
             return False
         node, is_function = waiting.popleft()
         name = _END.sub("", node.name())
-        if name == _TO_LOCAL and is_function and _is_partial(node):
+        if name == _TO_LOCAL and is_function and _is_partial(node, summed):
             return True
         inputs = [one for one, _ in node.next_functions if one is not None]
         is_product = name in _PRODUCTS and len(inputs) > 1
@@ -53,11 +55,14 @@ def has_partial(outputs: Sequence[torch.Tensor]) -> bool:
     return False
 
 
-def _is_partial(node: Any) -> bool:
+def _is_partial(node: Any, summed: Collection[int]) -> bool:
     """Return whether a call of `to_local` got a partial DTensor that an operation has made, of more than one rank."""
     if node.grad_placements is not None or REDUCED in node.metadata:
         return False
     if any(one is not None and _END.sub("", one.name()) == _FROM_LOCAL for one, _ in node.next_functions):
         return False  # the user has made the DTensor of this local tensor
     mesh, placements = node.dtensor_spec.mesh, node.dtensor_spec.placements
+    shards = math.prod(mesh.size(dim) for dim, one in enumerate(placements) if one.is_shard())
+    if math.prod(node.dtensor_spec.shape) // shards in summed:
+        return False
     return any(getattr(one, "reduce_op", "") in _SUMS and mesh.size(dim) > 1 for dim, one in enumerate(placements))

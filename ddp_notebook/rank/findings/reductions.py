@@ -69,6 +69,7 @@ class Reductions:
         self._divided: tuple[str, list[int]] | None = None  # collective and ranks, of the loss of a backward
         self._candidate: tuple[str, int, Any] | None = None  # with the number of ranks and the model
         self._sum: _Sum | None = None  # since the last step
+        self.sums_without_graph: set[int] = set()  # numbers of elements, since the last step
 
     def begin_cell(self) -> None:
         """Forget the sums of the last cell."""
@@ -76,6 +77,7 @@ class Reductions:
         self._left = _MOST
         self._has_reduced = False
         self._divided = self._candidate = self._sum = None
+        self.sums_without_graph.clear()
 
     def begun(self, call: Call) -> None:
         """Look at a collective of the user before it begins."""
@@ -91,6 +93,8 @@ class Reductions:
             if node is not None:
                 node.metadata[REDUCED] = kernel.spec.name, ranks, is_sum
                 self._has_reduced = True
+            elif is_sum:
+                self.sums_without_graph.add(tensor.numel())
         if is_sum and self._sum is None and self._left and len(tensors) == 1 and len(ranks) > 1 and tensors[0].is_cpu:
             self._left -= 1
             self._look_for_gradient(tensors[0], ranks)
@@ -136,6 +140,7 @@ class Reductions:
             step: number of the step.
             is_only_backward: one backward has run since the last step of the optimizer.
         """
+        self.sums_without_graph.clear()
         found, self._sum = self._sum, None
         if found is not None and found.is_multiplied and (model := found.model()) is not None:
             self._note("summed-again", step, model=self._title(model), size=found.size)

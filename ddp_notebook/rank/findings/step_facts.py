@@ -292,7 +292,7 @@ class StepFacts(StepObserver):
         """Look at the operations that have computed the losses. A loss may be a `GradientEdge`, without a tensor."""
         losses = [one for one in outputs if isinstance(one, torch.Tensor)]
         self._reductions.backward_begins(losses)
-        self._has_partial = self._backwards < _MOST_GRAPHS and has_partial(losses)
+        self._has_partial = self._backwards < _MOST_GRAPHS and has_partial(losses, self._reductions.sums_without_graph)
 
     def backward(self, outputs: Any, synchronized: Collection[Model], *, has_unknown: bool) -> None:
         self._backwards += 1
