@@ -517,3 +517,26 @@ def test_the_step_uses_a_function_of_a_cell_long_ago(session):
     session.run(f"{code}    F.cross_entropy(model(xb), yb).backward()", quiet=True)
     found = session.verify()
     assert found.is_right and found.samples == 8 and found.whole_loss is not None, "the batch is not drawn again"
+
+
+def test_tensors_without_values_in_other_variables(session):
+    others = """
+lazy, empty = nn.LazyLinear(3), nn.Linear(2, 2, device="meta")
+sparse = nn.Module(); sparse.register_buffer("adjacent", torch.eye(3).to_sparse())
+"""
+    assert verified(session, f"model = DDP(net()){others}").is_right
+    with pytest.raises(UsageError, match="of lazy have no values yet: run a training step first"):
+        session.verify("model(x).sum() + lazy(x).sum()", ["x"])
+    session.run("del lazy, empty, sparse", quiet=True)
+
+
+def test_a_view_that_fsdp1_has_replaced_is_left_out(session):
+    code = f"""{SETUP}
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+model = FSDP(net(), use_orig_params=False, device_id=torch.device("cpu"))
+view = model.module[0].weight
+{CE}.backward()
+"""
+    session.run(code, quiet=True)
+    assert session.verify(CE, ["x", "y"]).is_right
+    session.run("del view", quiet=True)

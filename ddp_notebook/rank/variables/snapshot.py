@@ -121,7 +121,7 @@ class Snapshot:
     def _children(self, value: Any, kind: type) -> Iterator[tuple[str, Any]]:
         """Yield the objects that an object refers to, and note the object if it has contents to restore."""
         if issubclass(kind, torch.Tensor):
-            if not _is_stale(value):
+            if not is_stale(value):
                 yield from self._of_tensor(value)
         elif issubclass(kind, np.ndarray):
             yield from self._of_array(value)
@@ -388,7 +388,7 @@ def _keeping_tensor(value: torch.Tensor) -> list[Action]:
     return [put_back]
 
 
-def _is_stale(value: torch.Tensor) -> bool:
+def is_stale(value: torch.Tensor) -> bool:
     """Return whether a tensor is a view that FSDP 1 has replaced. Reading its attributes raises an error."""
     try:
         return value.is_leaf is None

@@ -27,11 +27,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.verify import batches, memory
 from ddp_notebook.rank.verify.batches import JoinError
-from ddp_notebook.rank.verify.coverage import Coverage, main_module
+from ddp_notebook.rank.verify.coverage import Coverage, has_values, main_module
 from ddp_notebook.rank.verify.local_model import FullParameters, SyncFlags, reshard, stop_sync
 from ddp_notebook.rank.verify.model_state import ModelState, RandomState, all_modules
 from ddp_notebook.rank.verify.products import inner_products
@@ -151,12 +152,12 @@ class Comparison:
         self._state = state = self._attempt(self._save, "copying the variables failed")
         self._keep(state)
         main = self._main or main_module(self._namespace, f"{self._step.before}\n{self._step.loss}")
-        self._coverage = coverage = Coverage(self._namespace, main, state.modules)
+        self._coverage = coverage = self._attempt(lambda: Coverage(self._namespace, main, state.modules))
         self._attempt(self._check_support)
         self._values = self._attempt(self._batch)
         if self._values and not any(self._all(batches.rows_of(self._values))):
             raise RefusedError(f"the batch has no samples on any rank: {', '.join(self._values)}")
-        self._full = FullParameters(state.modules, coverage)
+        self._full = self._attempt(lambda: FullParameters(state.modules, coverage))
         facts = self._compare()
         return facts if self._rank == 0 else None
 
@@ -210,6 +211,10 @@ class Comparison:
     def _check_support(self) -> None:
         if obstacle := self._coverage.flat.obstacle():
             raise StepError(obstacle)
+        for name in sorted(names_read(f"{self._step.before}\n{self._step.loss}", self._namespace)):
+            module = self._namespace.get(name)
+            if isinstance(module, nn.Module) and any(map(is_lazy, module.parameters())):
+                raise StepError(f"parameters of {name} have no values yet: run a training step first")
         own = {id(one) for root in self._coverage.roots.values() for one in root.modules()}
         for one in self._coverage.ddp:
             if one.static_graph and id(one) in own and not one._static_graph_delay_allreduce_enqueued:
@@ -389,7 +394,9 @@ class Comparison:
         rank 0. Infinity: the shape differs."""
         tensors = {name: one for name, one in sorted(self._coverage.tensors().items()) if not isinstance(one, DTensor)}
         tensors = dict(sorted((tensors | self._full.flat).items()))
-        marks = {name: (tuple(one.shape), str(one.dtype), _checksum(one)) for name, one in tensors.items()}
+        marks = self._attempt(
+            lambda: {name: (tuple(one.shape), str(one.dtype), _checksum(one)) for name, one in tensors.items()}
+        )
         all_marks = self._all(marks)
         self._buffers = self._with_first(
             [one for model in self._coverage.ddp if model.broadcast_buffers for one in model.module.buffers()]
@@ -422,9 +429,9 @@ class Comparison:
 
     def _with_first(self, buffers: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return buffers with their values on rank 0, or nothing if they are equal on all ranks."""
-        buffers = list({id(one): one for one in buffers}.values())
+        buffers = list({id(one): one for one in buffers if has_values(one)}.values())
         shapes = self._all([(tuple(one.shape), str(one.dtype)) for one in buffers])
-        marks = self._all([_checksum(one) for one in buffers])
+        marks = self._all(self._attempt(lambda: [_checksum(one) for one in buffers]))
         if any(one != shapes[0] for one in shapes) or all(one == marks[0] for one in marks):
             return []
         return [(one, self._of_first(one)) for one in buffers]

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
+from ddp_notebook.rank.variables.snapshot import is_stale
 from ddp_notebook.rank.verify.fsdp1 import FlatModels
 from ddp_notebook.stdlib import re
 
@@ -96,16 +98,17 @@ class Coverage:
                 yield ("" if name == self._main else f"{name}."), value
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return all parameters by name, frozen ones too."""
+        """Return all parameters with values by name, frozen ones too."""
         found: dict[str, torch.Tensor] = {}
         seen: set[int] = set()
         for prefix, module in self.roots.items():
             for name, parameter in torch.nn.Module.named_parameters(module):
-                if id(parameter) not in seen and id(parameter) not in self._flat_ids:
+                if id(parameter) not in seen and id(parameter) not in self._flat_ids and has_values(parameter):
                     seen.add(id(parameter))
                     found[prefix + plain_name(name, module)] = parameter
         for name, value in self._namespace.items():
-            is_leaf = isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad
+            is_tensor = isinstance(value, torch.Tensor) and not is_stale(value) and has_values(value)
+            is_leaf = is_tensor and value.is_leaf and value.requires_grad
             if is_leaf and not name.startswith("_") and id(value) not in seen and id(value) not in self._owned:
                 seen.add(id(value))
                 found.setdefault(name, value)
@@ -185,6 +188,18 @@ def _reduced(model: DistributedDataParallel) -> set[int]:
     except RuntimeError:  # a bucket of sparse gradients has no memory yet
         return {id(one) for one in model._module_parameters}
     return {id(one) for bucket in buckets for one in bucket.parameters()}
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has values in memory, one after the other.
+
+    A lazy parameter, a tensor on the device "meta" and a sparse tensor have none.
+
+    Example:
+        >>> has_values(torch.ones(2)), has_values(torch.nn.LazyLinear(1).weight)
+        (True, False)
+    """
+    return not is_lazy(tensor) and not tensor.is_meta and tensor.layout is torch.strided
 
 
 def main_module(namespace: Mapping[str, Any], code: str) -> str:

@@ -8,6 +8,7 @@ import psutil
 import torch
 from torch.distributed.tensor import DTensor
 
+from ddp_notebook.rank.verify.coverage import has_values
 from ddp_notebook.records.shortages import memory_limits
 from ddp_notebook.records.units import size
 from ddp_notebook.stdlib import contextlib, socket
@@ -44,14 +45,14 @@ def gradient_bytes(parameters: Iterable[torch.Tensor]) -> int:
     """Return the size of the gradients of all runs, and of complete copies of sharded parameters.
 
     Args:
-        parameters: all parameters, possibly sharded.
+        parameters: all parameters, possibly sharded. Those without values do not count.
 
     Example:
         >>> gradient_bytes([torch.zeros(2, requires_grad=True)])
         56
     """
     total = 0
-    for one in {id(one): one for one in parameters}.values():
+    for one in {id(one): one for one in parameters if has_values(one)}.values():
         nbytes = one.numel() * one.element_size()  # a DTensor counts all elements
         total += nbytes * ((_RUNS if one.requires_grad else 0) + isinstance(one, DTensor))
     return total
