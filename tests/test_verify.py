@@ -202,6 +202,16 @@ def test_an_average_of_shards_is_found(session):
     assert one.cause == "mixed_shards" and "0.weight" in one.parameters
 
 
+@pytest.mark.parametrize("change", ["sign_()", "clamp_(-1e-3, 1e-3)"])
+def test_elementwise_statements_do_not_combine_shards(session, change):
+    code = f"""{SETUP}
+model, head = fully_shard(nn.Linear(20, 2, bias=False)), nn.Identity()
+weights = torch.tensor([1.0, 2.0]){AVERAGE.format(f"model.weight.grad.{change}")}"""
+    code = code.replace("F.cross_entropy(head(model(a)), b)", "(model(a.abs()) * weights).sum(1).mean()")
+    session.run(code, quiet=True)
+    assert session.verify().is_right
+
+
 def test_copies_of_shards_that_differ_are_found(session):
     mesh = "mesh = init_device_mesh('cpu', (2, 1), mesh_dim_names=('replica', 'shard'))\nmodel = sharded(mesh=mesh)\n"
     changed = "if rank == 1: model[3].weight.to_local().data.mul_(1.1)"

@@ -239,11 +239,15 @@ def samples_in_words(count: int, first: int, last: int, stride: int) -> str:
         '32 samples from 1 to 63 in steps of 2'
         >>> samples_in_words(32, 9, 4, 0)
         '32 samples with unevenly spaced indices (the first is 9, the last 4)'
+        >>> samples_in_words(3, 7, 7, 0)
+        '3 samples (the first and the last are 7)'
     """
     if count == 1:
         return f"sample {first:,}"
     if stride == 1:
         return f"samples {first:,} to {last:,}"
+    if stride == 0 and first == last:
+        return f"{count:,} samples (the first and the last are {first:,})"
     if stride == 0:
         return f"{count:,} samples with unevenly spaced indices (the first is {first:,}, the last {last:,})"
     return f"{count:,} samples from {first:,} to {last:,} in steps of {stride:,}"

@@ -255,7 +255,7 @@ class Comparison:
                 tensor.copy_(of_first)
         self._full.put(common=common)
         for parameter in coverage.user_hooks().values():
-            parameter._backward_hooks.clear()  # type: ignore[union-attr]
+            parameter._backward_hooks.clear()
         if nudge:
             self._nudge(nudge)
         self._make_quiet()
@@ -599,20 +599,33 @@ class Comparison:
         run.gradients = {name: one for name, one in run.gradients.items() if not isinstance(one, DTensor)}
 
     def _mixed_shards(self, run: Run) -> list[str]:
-        """Return the sharded parameters for which the statements after `backward` gave all ranks the same shard.
+        """Return the sharded parameters for which the statements after `backward` have combined the ranks' shards.
 
-        Ranks hold different elements of a sharded gradient, so they are equal only after a collective.
+        Ranks hold different elements of a sharded gradient. After a collective, all have the sum or mean of the shards.
         """
         if not self._step.after:
             return []
-        shards = {
-            name: _checksum(local)
-            for name, one in run.gradients.items()
-            if isinstance(one, DTensor) and one.device_mesh.ndim == 1 and one.placements[0].is_shard()
-            if (local := one.to_local()).numel() and bool(local.any())
+        marks = {
+            name: (_checksum(before), _checksum(after.to_local()))
+            for name, before in run.shards.items()
+            if isinstance(after := run.gradients.get(name), DTensor)
         }
-        by_rank = self._all(shards)
-        return [name for name in shards if len({one.get(name) for one in by_rank}) == 1]
+        by_rank = self._all(marks)
+        found = []
+        for name in sorted(by_rank[0]):
+            of_ranks = [one.get(name, ("", "")) for one in by_rank]
+            if len({before for before, _ in of_ranks}) == 1 or len({after for _, after in of_ranks}) > 1:
+                continue  # elementwise statements keep equal shards equal
+            shards = [one.double() for one in self._all(run.shards[name].cpu())]
+            if len({one.shape for one in shards}) > 1:
+                continue
+            total, largest = sum(shards), max(float(one.abs().max()) for one in shards)
+            limit = _MARGIN * self._world * torch.finfo(run.shards[name].dtype).eps * largest
+            gradient: Any = run.gradients[name]
+            after = gradient.to_local().cpu().double()
+            if any(float((one - after).abs().max()) <= limit for one in (total, total / self._world)):
+                found.append(name)
+        return found
 
     def _intended(
         self, local: Run, sizes: dict[str, int], variables: Mapping[str, Any]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from ddp_notebook.rank.verify import batches
 from ddp_notebook.rank.verify.coverage import Coverage
@@ -55,6 +56,7 @@ class Run:
         drew_random: random numbers were drawn.
         saved_bytes: size of the tensors that autograd has saved for the backward pass, without parameters.
         variables: the variables that the step has assigned, before the statements after `backward`.
+        shards: this rank's shards of sharded gradients, before these statements.
     """
 
     loss: float
@@ -64,6 +66,7 @@ class Run:
     drew_random: bool = False
     saved_bytes: int = 0
     variables: dict[str, Any] = field(default_factory=dict)
+    shards: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def evaluate(
@@ -111,7 +114,9 @@ def evaluate(
         if sums is not None:
             sums.add(coverage.parameters(), rows[number - 1])
     variables: dict[str, Any] = {}
+    shards: dict[str, torch.Tensor] = {}
     if is_together and step.after:
+        shards = _shards(coverage.parameters())
         variables = {name: _copy(namespace[name]) for name in namespace if namespace[name] is not outside.get(name)}
         exec(_compiled(step.after, "exec"), namespace)  # type: ignore[arg-type]
     if is_together:
@@ -123,7 +128,17 @@ def evaluate(
         dtypes=saved.dtypes,
         saved_bytes=saved.most_bytes,
         variables=variables,
+        shards=shards,
     )
+
+
+def _shards(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return copies of this rank's shards of the gradients that are sharded over all ranks, by name."""
+    return {
+        name: one.to_local().detach().clone()
+        for name, parameter in parameters.items()
+        if isinstance(one := parameter.grad, DTensor) and one.device_mesh.ndim == 1 and one.placements[0].is_shard()
+    }
 
 
 def _take_gradients(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
