@@ -202,16 +202,6 @@ def test_an_average_of_shards_is_found(session):
     assert one.cause == "mixed_shards" and "0.weight" in one.parameters
 
 
-@pytest.mark.parametrize("change", ["sign_()", "clamp_(-1e-3, 1e-3)"])
-def test_elementwise_statements_do_not_combine_shards(session, change):
-    code = f"""{SETUP}
-model, head = fully_shard(nn.Linear(20, 2, bias=False)), nn.Identity()
-weights = torch.tensor([1.0, 2.0]){AVERAGE.format(f"model.weight.grad.{change}")}"""
-    code = code.replace("F.cross_entropy(head(model(a)), b)", "(model(a.abs()) * weights).sum(1).mean()")
-    session.run(code, quiet=True)
-    assert session.verify().is_right
-
-
 def test_copies_of_shards_that_differ_are_found(session):
     mesh = "mesh = init_device_mesh('cpu', (2, 1), mesh_dim_names=('replica', 'shard'))\nmodel = sharded(mesh=mesh)\n"
     changed = "if rank == 1: model[3].weight.to_local().data.mul_(1.1)"
@@ -538,15 +528,3 @@ sparse = nn.Module(); sparse.register_buffer("adjacent", torch.eye(3).to_sparse(
     with pytest.raises(UsageError, match="of lazy have no values yet: run a training step first"):
         session.verify("model(x).sum() + lazy(x).sum()", ["x"])
     session.run("del lazy, empty, sparse", quiet=True)
-
-
-def test_a_view_that_fsdp1_has_replaced_is_left_out(session):
-    code = f"""{SETUP}
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-model = FSDP(net(), use_orig_params=False, device_id=torch.device("cpu"))
-view = model.module[0].weight
-{CE}.backward()
-"""
-    session.run(code, quiet=True)
-    assert session.verify(CE, ["x", "y"]).is_right
-    session.run("del view", quiet=True)
