@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank.findings.reductions import REDUCED
-from ddp_notebook.stdlib import re
+from ddp_notebook.stdlib import math, re
 
 _MOST_NODES = 64
 _SUMS = "sum", "avg"
