@@ -7,7 +7,7 @@ import pytest
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.run.verify.last_step import find_step
-from tests.verify_programs import SETUP, STATE
+from tests.verify_programs import SETUP, STATE, counting
 
 CE = "F.cross_entropy(model(x), y)"
 
@@ -264,13 +264,7 @@ def test_copies_of_fsdp1_that_differ_are_found(session):
 
 
 def test_the_step_is_computed_a_bounded_number_of_times(session, tmp_path):
-    count = f"""
-def count(module, inputs):
-    with open(f"{tmp_path}/{{rank_of_file}}", "a") as file:
-        file.write(f"{{len(inputs[0])}} ")
-rank_of_file = rank
-model = DDP(net()); model.module.register_forward_pre_hook(count)
-"""
+    count = counting(tmp_path)
     assert verified(session, count).is_right
     for rank in range(2):
         sizes = [int(one) for one in (tmp_path / str(rank)).read_text().split()]

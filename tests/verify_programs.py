@@ -1,5 +1,9 @@
 """Code of cells for tests of `%ddp_verify`."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 SETUP = """
 import torch.nn.functional as F
 from torch import nn
@@ -259,3 +263,14 @@ FAULTS = {
         ),
     ],
 }
+
+
+def counting(folder: Path) -> str:
+    """Return code of a model whose ranks append the number of samples of each forward to a file of the folder."""
+    return f"""
+def count(module, inputs):
+    with open(f"{folder}/{{rank_of_file}}", "a") as file:
+        file.write(f"{{len(inputs[0])}} ")
+rank_of_file = rank
+model = DDP(net()); model.module.register_forward_pre_hook(count)
+"""

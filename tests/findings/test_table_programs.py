@@ -14,8 +14,8 @@ SEED = random.SystemRandom().randrange(1000)
 WRONG, RIGHT = ({one.name: one for one in read(table)} for table in ("wrong", "right"))
 
 _LOSS = (
-    "step 0: {0} summed the loss over 2 ranks before backward(), and it was divided by 2. backward() only sees the "
-    "division, so the gradients of model are 1/2 of the averaged ones. Call backward() first, or pass "
+    "step 0: {0} summed the loss over 2 ranks before backward(), and the sum was divided by 2. Autograd sees only the "
+    "division. So the gradients of model are 1/2 of the averaged ones. Call backward() first, or pass "
     "loss.detach().clone() to {0} (# ddp: ok averaged-loss)"
 )
 _WEIGHTS = (

@@ -12,7 +12,7 @@ import pytest
 
 from ddp_notebook.errors import UsageError
 from tests.conftest import wait_until
-from tests.verify_programs import FAULTS, LOSS, RIGHT, SETUP, STATE
+from tests.verify_programs import FAULTS, LOSS, RIGHT, SETUP, STATE, counting
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 _BATCH = ["x", "y"]
@@ -175,13 +175,7 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts(session):
 
 
 def test_runs_are_spread_over_the_ranks(make_session_alone, tmp_path):
-    count = f"""
-def count(module, inputs):
-    with open(f"{tmp_path}/{{rank_of_file}}", "a") as file:
-        file.write(f"{{len(inputs[0])}} ")
-rank_of_file = rank
-model = DDP(net()); model.module.register_forward_pre_hook(count)
-"""
+    count = counting(tmp_path)
     session = make_session_alone(4)
     for loss, most in ((LOSS, 2 * 4 + 2), (f"{LOSS} * dist.get_world_size()", 2 * 4 + 2)):
         session.run(SETUP + count, quiet=True)

@@ -84,6 +84,8 @@ def read(table: str) -> list[Program]:
     programs = []
     for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         name, _, rest = section.partition("\n")
+        if rest.count("\n```") != 2:
+            raise ValueError(f"{table}.md, {name!r}: a program is one block of code, between two lines of ```")
         facts, _, code = rest.partition("```python\n")
         lines = re.findall(r"^- ([$\w ]+): (.*)$", facts, flags=re.MULTILINE)
         programs.append(

@@ -125,7 +125,7 @@ class Reductions:
         function, ranks = self._divided
         averaging = [one for one in models if has_several_ranks(one) and not one._comm_hooks]
         some = list(roots)
-        if len(some) > 1:  # which of them this backward has reached is not known
+        if len(some) > 1:  # it is not known which of them this backward has reached
             return
         for model in (*averaging, *some):
             if sorted(ranks_of(model)) == ranks:

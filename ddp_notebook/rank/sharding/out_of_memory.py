@@ -186,7 +186,7 @@ def _variables(namespace: Mapping[str, Any], known: set[int]) -> dict[str, int]:
 
 def _tensors(value: Any, depth: int = 2) -> Iterator[torch.Tensor]:
     if issubclass(type(value), torch.Tensor):
-        if value.layout is torch.strided:  # others have no storage of their own
+        if value.layout is torch.strided:  # a sparse tensor has no storage
             yield value
     elif depth and type(value) in (list, tuple, dict):
         for one in value.values() if type(value) is dict else value:

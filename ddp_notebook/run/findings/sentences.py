@@ -288,8 +288,8 @@ def _averaged_loss(step: int, details: Details) -> tuple[str, str]:
     one = _one(details)
     function, size = one["function"], one["size"]
     return _at(step), (
-        f"{function} summed the loss over {size} ranks before backward(), and it was divided by {size}. backward() "
-        f"only sees the division, so the gradients of {one['model']} are 1/{size} of the averaged ones. Call "
+        f"{function} summed the loss over {size} ranks before backward(), and the sum was divided by {size}. Autograd "
+        f"sees only the division. So the gradients of {one['model']} are 1/{size} of the averaged ones. Call "
         f"backward() first, or pass loss.detach().clone() to {function}"
     )
 
