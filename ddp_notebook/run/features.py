@@ -28,6 +28,7 @@ FEATURES = {
     "jobs": "ddp_notebook.run.jobs.feature",
     "recording": "ddp_notebook.run.record.feature",
     "findings": "ddp_notebook.run.findings.feature",
+    "divergence": "ddp_notebook.run.divergence.feature",
     "forecast": "ddp_notebook.run.forecast.feature",
     "nan": "ddp_notebook.run.nan.feature",
     "monitor": "ddp_notebook.widgets.feature",

@@ -16,6 +16,7 @@ from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.run import features
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.watch import SideView
+from ddp_notebook.run.groups.rank_view import Views
 from ddp_notebook.run.message_handlers import Handlers
 from ddp_notebook.run.output.display_target import DisplayTarget
 
@@ -61,6 +62,13 @@ class SessionFeature:
     def cell_ended(self, run: CellRun, code: str) -> Sequence[str]:
         """Return lines to show under an ended cell. Called before its other notes are shown."""
         return ()
+
+    def cause(self, run: CellRun, views: Views) -> str:
+        """Return a sentence about why ranks wait in different operations, or "" if it is not known.
+
+        Called while ranks wait for each other, and when the operations of a failed cell differed.
+        """
+        return ""
 
     def cell_named(self, cell: int, prompt: str) -> None:
         """Called with the prompt of a cell, such as "In [6]"."""
@@ -132,6 +140,7 @@ class SessionHooks:
         self.joined = self._of("joined")
         self.cell_begins = self._of("cell_begins")
         self.cell_ended = self._of("cell_ended")
+        self.cause = self._of("cause")
         self.cell_named = self._of("cell_named")
         self.survives = self._of("survives")
         self.notices = self._of("notices")

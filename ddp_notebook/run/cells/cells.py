@@ -18,7 +18,7 @@ from ddp_notebook.records.words import format_ranks, group_by_value, list_ranks,
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cell_messages import CellMessages
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, press_for_all
-from ddp_notebook.run.cells.result import CellResult, raise_if_bad
+from ddp_notebook.run.cells.result import CellResult, has_mismatch, of_mismatch, raise_if_bad
 from ddp_notebook.run.cells.run_queue import QueueSlot, RunQueue
 from ddp_notebook.run.cells.watch import NOTEBOOK, Halt, Reached, SideView, Waiter, Watch
 from ddp_notebook.run.groups.probe import RankProbe
@@ -47,6 +47,7 @@ class CellHooks(Protocol):
 
     cell_begins: list[Callable[..., Any]]
     cell_ended: list[Callable[..., Any]]
+    cause: list[Callable[..., Any]]
     cell_named: list[Callable[..., Any]]
     survives: list[Callable[..., Any]]
     notices: list[Callable[..., Any]]
@@ -273,6 +274,7 @@ class Cells:
             watch.why,
             self._still_served(run.number, pending) if watch.has_released else [],
             was_left=watch.was_left,
+            cause=self.cause(run, of_mismatch(run.result)) if has_mismatch(run.result) else "",
         )
         return run.result
 
@@ -496,6 +498,10 @@ class Cells:
     def inspect(self, run: CellRun) -> Views:
         """Return the activity of every rank of the session, with respect to the cell."""
         return self.probe.inspect(run)
+
+    def cause(self, run: CellRun, views: Views) -> str:
+        """Return what features know about the cause of a hang or of different operations."""
+        return "; ".join(filter(None, [cause(run, views) for cause in self._hooks.cause]))
 
     def kill(self, ranks: list[int]) -> None:
         """Kill ranks that do not answer. Mark the unreachable hosts of these ranks as lost."""

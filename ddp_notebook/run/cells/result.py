@@ -14,10 +14,11 @@ from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.records.words import group_by_value, line_of, list_ranks, name_ranks
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt
 from ddp_notebook.run.groups.diagnosis import by_what_they_do
-from ddp_notebook.run.groups.rank_view import Views
+from ddp_notebook.run.groups.rank_view import RankView, Views
 from ddp_notebook.run.notebook_kernel import ipython
 
 _NOT_YET = "the cell continues there until it ends, or until %ddp_interrupt ends it"
+_MISMATCH = "CollectiveMismatchError"  # raised on ranks by the guard
 _UNDEFINED = re.compile(r"^NameError: name '(\w+)' is not defined")
 _ADVICE = (  # pattern of the error message, advice
     (
@@ -212,6 +213,25 @@ class CellResult:
         return f"<CellResult: {states}; {slowest:.3f} s>"
 
 
+def has_mismatch(result: CellResult) -> bool:
+    """Return whether the operations of ranks differed, and the guard has ended the cell."""
+    return any(one.ename == _MISMATCH for one in result.by_rank.values())
+
+
+def of_mismatch(result: CellResult) -> Views:
+    """Return the last activity of the ranks of an ended cell: the operation in which each failed, or the end."""
+    views = {}
+    for rank, one in result.by_rank.items():
+        if one.status == "ok":
+            views[rank] = RankView(rank=rank, state="ended")
+        elif one.operation is not None:
+            views[rank] = RankView(rank=rank, state="waiting", place=one.place, operation=one.operation)
+        else:
+            place = one.place if one.ename == _MISMATCH else one.error
+            views[rank] = RankView(rank=rank, state="failed", place=place)
+    return views
+
+
 _KILLED = Act("killed by the second press of stop", "be")
 
 
@@ -226,6 +246,7 @@ def raise_if_bad(
     going_on: Sequence[str] = (),
     *,
     was_left: bool = False,
+    cause: str = "",
 ) -> None:
     """Raise the error of a cell. Return if it succeeded on every rank.
 
@@ -238,6 +259,7 @@ def raise_if_bad(
         views: activity of the ranks at the timeout.
         why: sentence with the cause of the hang, if it is known.
         going_on: sentences about calls that ranks still execute for the cell.
+        cause: sentence about why the ranks called different operations, if it is known.
         was_left: the cell was ended, because ranks waited for ranks that have ended it; `why` describes that.
 
     Raises:
@@ -259,7 +281,7 @@ def raise_if_bad(
     if was_left and not culprits:
         raise _error_of_waits(result, bad | set(pending), stopped, pending, going_on)
     if shown := culprits or bad:
-        raise _error_of(result, shown, pending, going_on)
+        raise _error_of(result, shown, pending, [*going_on, *([cause] if cause else [])])
 
 
 def _error_of(result: CellResult, shown: Collection[int], pending: list[int], going_on: Sequence[str]) -> RankError:

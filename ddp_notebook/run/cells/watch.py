@@ -205,6 +205,7 @@ class Controls(Protocol):
     def survive(self, run: CellRun, check: Callable[[], None]) -> bool: ...
     def interrupt(self, run: CellRun) -> None: ...
     def inspect(self, run: CellRun) -> Views: ...
+    def cause(self, run: CellRun, views: Views) -> str: ...
     def kill(self, ranks: list[int]) -> None: ...
     def answer(self, rank: int, answer: InputReply) -> None: ...
 
@@ -444,7 +445,7 @@ class Watch:
 
     def _on_timeout(self, now: float) -> None:
         self.views = self._controls.inspect(self._run)
-        self.why = verdict(self.views)
+        self.why = self._cause(self.views)
         self.timed_out = True
         self._release(now)
         self._give_up_at = min(self._give_up_at, now + self._end_s)
@@ -483,11 +484,16 @@ class Watch:
             if self._ended.is_certain and not was_certain and self._hang_after_s is not None:
                 self._card_at = min(self._card_at, now)
             if self._ended.is_over:
-                self.was_left, self.why = True, verdict(views)
+                self.was_left, self.why = True, self._cause(views)
                 self._release(now)
                 self._give_up_at = now + self._end_s
 
     # ---- saying why it does not end
+
+    def _cause(self, views: Views) -> str:
+        """Return the cause of a hang, and where the paths of the ranks diverged, as far as they are known."""
+        why = verdict(views)
+        return "; ".join(filter(None, [why, self._controls.cause(self._run, views)])) if why else ""
 
     def _look_for_halts(self, now: float) -> None:
         """Report stopped or hanging processes. Ranks of the cell appear on the card."""
@@ -528,7 +534,7 @@ class Watch:
         is_halted = self._halted_s and any(view.state == "silent" for view in views.values())
         if longest >= hang_after_s or is_halted or self._ended.is_certain:
             longest = max(longest, self._halted_s if is_halted else 0.0)
-            self.why = verdict(views)
+            self.why = self._cause(views)
             self._screen.card.show(views, longest, self.why, self._ended.ends_in_s(time.monotonic()))
             return _CARD_S
         self.why = ""

@@ -67,7 +67,7 @@ def foresee(
     is_on_all = len(here) == world_size
     if is_on_all and "rank" not in code and "RANK" not in code:
         return []  # nothing in it depends on the rank
-    tree = _parse(code)
+    tree = parse_cell(code)
     if tree is None:
         return []
     try:
@@ -106,7 +106,7 @@ def _found(
     return found
 
 
-def _parse(code: str) -> ast.Module | None:
+def parse_cell(code: str) -> ast.Module | None:
     """Return the cell as a syntax tree, or None if it is not Python. Magics become calls of an unknown function."""
     while (magic := _CELL_MAGIC.match(code)) is not None:
         if magic[1] not in _CODE_MAGICS:

@@ -1,0 +1,95 @@
+"""The feature in a session: keeps the texts of cells, and describes where ranks diverged."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ddp_notebook.messages.ranks import RunCell
+from ddp_notebook.run.cells.cell import CellRun
+from ddp_notebook.run.divergence.control_flow import ControlFlow, mark_elifs
+from ddp_notebook.run.divergence.paths import LastAct, Paths, paths_of
+from ddp_notebook.run.divergence.sentences import divergence
+from ddp_notebook.run.groups.rank_view import Views
+from ddp_notebook.run.lint.warnings import parse_cell
+from ddp_notebook.run.session_hooks import SessionFeature
+
+_MOST_CELLS = 100  # earlier cells whose functions are known
+_MOST_BYTES = 1_000_000  # of a file that is read
+
+_log = logging.getLogger(__name__)
+
+
+class DivergedCells(SessionFeature):
+    """Describes where the paths of ranks through a cell diverged."""
+
+    _codes: dict[int, str]  # texts of the last cells, by the number in `In [n]`
+    _last: tuple[object, str] | None = None  # facts of the last hang, and its sentence
+
+    def cell_begins(self, cell: RunCell) -> None:
+        if "_codes" not in vars(self):
+            self._codes = {}
+        self._codes.pop(cell.execution_count, None)
+        self._codes[cell.execution_count] = cell.code
+        if len(self._codes) > _MOST_CELLS:
+            del self._codes[next(iter(self._codes))]
+        self._last = None
+
+    def cause(self, run: CellRun, views: Views) -> str:
+        last = _last_acts(run, views)
+        recordings = self.parts.hooks.features.get("recording")
+        if last is None or recordings is None:
+            return ""
+        facts = {rank: act.operation and (act.operation.key, act.operation.number) for rank, act in last.items()}
+        if self._last is None or self._last[0] != facts:
+            try:
+                paths = paths_of(recordings.now, run.number, last)
+                sentence = "" if paths is None else self._sentence(paths)
+            except Exception:  # the card and the error are more important
+                _log.exception("where ranks diverged is unknown")
+                sentence = ""
+            self._last = facts, sentence
+        return self._last[1]
+
+    def _sentence(self, paths: Paths) -> str:
+        files = {event.source for path in paths.events.values() for event in path if event.source.endswith(".py")}
+        sources = {f"In[{number}]": _tree(code) for number, code in self._codes.items() if "def " in code}
+        sources |= {name: _tree(_text_of(name)) for name in sorted(files)} if self.parts.cluster.is_here else {}
+        *_, code = self._codes.values()
+        known = {name: tree for name, tree in sources.items() if tree is not None}
+        known.pop(f"In[{next(reversed(self._codes))}]", None)
+        tree = _tree(code)
+        return "" if tree is None else divergence(ControlFlow({**known, "": tree}), paths)
+
+
+def _last_acts(run: CellRun, views: Views) -> Mapping[int, LastAct] | None:
+    """Return the last act of each rank of the cell; None if a rank may still act, or does not answer.
+
+    The place of a rank that failed by itself is the text of its error, which `paths_of` refuses.
+    """
+    last = {}
+    for rank in run.ranks:
+        view = views.get(rank)
+        if view is None or view.state not in ("waiting", "ended", "failed") or view.background or view.remote.serves:
+            return None
+        last[rank] = LastAct(view.operation if view.state == "waiting" else None, view.place, view.state == "failed")
+    return last
+
+
+def _tree(code: str) -> ast.Module | None:
+    tree = parse_cell(code)
+    return None if tree is None else mark_elifs(tree, code)
+
+
+def _text_of(name: str) -> str:
+    """Return the text of a file that the ranks have imported; "" if it is not the only one of this name."""
+    found = {path.resolve() for path in _candidates(name) if path.is_file() and path.stat().st_size <= _MOST_BYTES}
+    return found.pop().read_text(errors="replace") if len(found) == 1 else ""
+
+
+def _candidates(name: str) -> Iterable[Path]:
+    yield Path.cwd() / name
+    yield from (Path(folder) / name for folder in sys.path if folder)

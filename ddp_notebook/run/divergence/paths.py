@@ -1,0 +1,146 @@
+"""Paths of ranks through a cell: the lines of their collectives, in order, from the recording."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ddp_notebook.observe.tables.matching import RowSource, calls_of
+from ddp_notebook.observe.tables.ring_buffer import select
+from ddp_notebook.records.operation import POINT_TO_POINT, Operation
+from ddp_notebook.records.words import called_of
+
+_IN_CELL = re.compile(r"(?:cell|(?P<source>In\[\d+\])) line (?P<line>\d+)(?: in (?P<function>[\w.<>]+))?")
+_IN_FILE = re.compile(r"(?P<source>[^/:]+):(?P<line>\d+) in (?P<function>[\w.<>]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One collective of a rank, or the end of its cell.
+
+    Attributes:
+        source: "" for the cell, "In[3]" for an earlier one, or the name of a file.
+        line: line in that text; 0 for the end of the cell.
+        op, api, bucket: as in `schema.CALL`. `api` is "" if it is unknown.
+    """
+
+    source: str = ""
+    line: int = 0
+    function: str = ""
+    op: str = ""
+    api: str = ""
+    bucket: int = -1
+
+    @property
+    def place(self) -> str:
+        """Return the line for a sentence: "line 7", "In[3] line 7" or "util.py:7"."""
+        if self.source.endswith(".py"):
+            return f"{self.source}:{self.line}"
+        return f"{self.source} line {self.line}".strip()
+
+
+END = Event()
+
+
+@dataclass(frozen=True, slots=True)
+class LastAct:
+    """What a rank did last: it waits in a collective, it has failed at a line, or it has ended the cell."""
+
+    operation: Operation | None = None
+    place: str = ""  # as in `RankView`
+    has_failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Collectives of ranks in the groups in which they wait.
+
+    Attributes:
+        events: by rank.
+        has_start: False if earlier collectives of the cell were not kept.
+    """
+
+    events: Mapping[int, list[Event]]
+    has_start: bool = True
+
+
+def paths_of(recording: RowSource, cell: int, last: Mapping[int, LastAct]) -> Paths | None:
+    """Return the paths of ranks that wait for each other.
+
+    Args:
+        recording: has the finished calls.
+        cell: number of the cell.
+        last: the last act of each rank of the cell.
+
+    Returns:
+        None if they cannot be compared: all ranks wait for messages, a line is unknown, or several threads use a group.
+    """
+    waits = {rank: act.operation for rank, act in last.items() if act.operation is not None}
+    groups = {one.key for one in waits.values() if not one.is_point_to_point}
+    if not groups:
+        return None
+    members = set.intersection(*(set(one.ranks) for one in waits.values())) & last.keys()
+    calls = calls_of(recording, cell)
+    found: dict[int, list[tuple[tuple[str, int], Event]]] = {rank: [] for rank in sorted(members)}
+    for call in select(calls, np.argsort(calls["call"], kind="stable")):
+        rank = int(call["rank"])
+        group = recording.group_of(int(call["group"]))["name"]
+        op = recording.text(int(call["op"]))
+        if rank not in found or group not in groups or op in POINT_TO_POINT:
+            continue
+        event = _event(recording.text(int(call["site"])))
+        if call["thread"] or event is None:
+            return None
+        event = replace(event, op=op, api=recording.text(int(call["api"])), bucket=int(call["bucket"]))
+        found[rank].append(((group, int(call["number"])), event))
+    for rank, events in found.items():
+        operation = last[rank].operation
+        if operation is None and not last[rank].has_failed:
+            events.append((_NO_NUMBER, END))
+        elif operation is None:  # its call was refused before it began
+            event = _event(last[rank].place)
+            if event is None:
+                return None
+            events.append((_NO_NUMBER, replace(event, op=called_of(last[rank].place))))
+        elif operation.is_point_to_point or not events or events[-1][0] != (operation.key, operation.number):
+            event = _event(last[rank].place)
+            if event is None:
+                return None
+            event = replace(event, op=operation.name, api=called_of(last[rank].place))
+            key = _NO_NUMBER if operation.is_point_to_point else (operation.key, operation.number)
+            events.append((key, event))
+    return _aligned(found)
+
+
+_NO_NUMBER = ("", 0)  # an event that is no collective: the end, a message, a call that was refused
+
+
+def _aligned(found: Mapping[int, list[tuple[tuple[str, int], Event]]]) -> Paths | None:
+    """Return the paths from the first collective that is known of all ranks.
+
+    Args:
+        found: (group, number in the group) and event of each collective, by rank.
+    """
+    if len(found) < 2:
+        return None
+    keys = [[key for key, _ in events if key != _NO_NUMBER] for events in found.values()]
+    if len({own[0] for own in keys if own}) <= 1:
+        return Paths({rank: [event for _, event in events] for rank, events in found.items()})
+    common = set.intersection(*map(set, keys))
+    if not common or len({group for group, _ in common}) > 1:
+        return None
+    first = min(common)
+    cut = {
+        rank: [event for key, event in events if key >= first or key == _NO_NUMBER] for rank, events in found.items()
+    }
+    return Paths(cut, has_start=False)
+
+
+def _event(site: str) -> Event | None:
+    found = _IN_CELL.match(site) or _IN_FILE.match(site)
+    if found is None:
+        return None
+    return Event(found["source"] or "", int(found["line"]), found["function"] or "")

@@ -1,0 +1,1 @@
+"""Tests of the sentence about where the paths of ranks diverged."""
