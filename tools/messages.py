@@ -39,7 +39,7 @@ SUBJECTS = {
         *("run/cells/watch.py", "run/cells/interrupt.py", "run/cells/abandoned_cells.py", "run/output/card.py"),
         *("run/groups/diagnosis.py", "run/groups/probe.py", "run/groups/rank_states.py", "run/groups/rpc_waits.py"),
         *("run/groups/rank_states.py", "rank/group/release.py", "rank/group/connections", "rank/cell/children.py"),
-        *("rank/script/free_waits.py", "launch/process.py", "launch/processes.py"),
+        *("rank/script/free_waits.py", "run/divergence", "launch/process.py", "launch/processes.py"),
     ),
     "dead ranks, healing and survivable loops": (
         *("run/groups", "run/survive", "run/faults", "rank/survive", "rank/faults.py", "survive_loop.py"),
