@@ -12,6 +12,7 @@ faults/           injected faults
 twice/            a cell that runs twice from the same state
 resize/           more or fewer ranks
 survive/          cells that continue when a rank dies
+divergence/       where the paths of ranks through a cell diverged
 kept/             sessions that outlive their notebook
 verify/           one training step, compared with one process
 sharding/         placement and memory of sharded models

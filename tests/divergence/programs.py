@@ -12,7 +12,7 @@ class Program(NamedTuple):
     """A cell for some ranks, and the sentence that describes where they diverge."""
 
     code: str
-    sentence: str  # of 2 ranks, or of `world_size` ranks
+    sentence: str
     world_size: int = 2
     earlier: str = ""  # an earlier cell
     file: str = ""  # text of the module `paths_helper`
@@ -476,7 +476,7 @@ PROGRAMS = {
         """,
         "line 4: rank 1 took `if rank == 1:`, rank 0 did not",
     ),
-    # ---- the cause is in no branch, or cannot be known: nothing may be said
+    # ---- programs without a sentence, because the cause is no branch or is uncertain
     "operation in a variable": Program(
         """
         t = torch.ones(1)

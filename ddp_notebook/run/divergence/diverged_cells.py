@@ -18,7 +18,7 @@ from ddp_notebook.run.lint.warnings import parse_cell
 from ddp_notebook.run.session_hooks import SessionFeature
 
 _MOST_CELLS = 100  # earlier cells whose functions are known
-_MOST_BYTES = 1_000_000  # of a file that is read
+_MOST_BYTES = 1_000_000  # size of a file that is read
 
 _log = logging.getLogger(__name__)
 

@@ -47,7 +47,7 @@ END = Event()
 
 @dataclass(frozen=True, slots=True)
 class LastAct:
-    """What a rank did last: it waits in a collective, it has failed at a line, or it has ended the cell."""
+    """Last act of a rank: it waits in an operation, it has failed at a line, or it has ended the cell."""
 
     operation: Operation | None = None
     place: str = ""  # as in `RankView`
@@ -97,25 +97,28 @@ def paths_of(recording: RowSource, cell: int, last: Mapping[int, LastAct]) -> Pa
         event = replace(event, op=op, api=recording.text(int(call["api"])), bucket=int(call["bucket"]))
         found[rank].append(((group, int(call["number"])), event))
     for rank, events in found.items():
-        operation = last[rank].operation
-        if operation is None and not last[rank].has_failed:
-            events.append((_NO_NUMBER, END))
-        elif operation is None:  # its call was refused before it began
-            event = _event(last[rank].place)
-            if event is None:
-                return None
-            events.append((_NO_NUMBER, replace(event, op=called_of(last[rank].place))))
-        elif operation.is_point_to_point or not events or events[-1][0] != (operation.key, operation.number):
-            event = _event(last[rank].place)
-            if event is None:
-                return None
-            event = replace(event, op=operation.name, api=called_of(last[rank].place))
-            key = _NO_NUMBER if operation.is_point_to_point else (operation.key, operation.number)
+        key, event = _last_event(last[rank])
+        if event is None:
+            return None
+        if not events or key != events[-1][0]:
             events.append((key, event))
     return _aligned(found)
 
 
-_NO_NUMBER = ("", 0)  # an event that is no collective: the end, a message, a call that was refused
+def _last_event(act: LastAct) -> tuple[tuple[str, int], Event | None]:
+    """Return the key of the last act in its group, and its event; None if its line is unknown."""
+    operation, event = act.operation, _event(act.place)
+    if operation is None and not act.has_failed:
+        return _NO_NUMBER, END
+    api = called_of(act.place)
+    if operation is None:  # its call was refused before it began
+        return _NO_NUMBER, event and replace(event, op=api)
+    is_message = operation.is_point_to_point
+    key = _NO_NUMBER if is_message else (operation.key, operation.number)
+    return key, event and replace(event, op=operation.name, api=api)
+
+
+_NO_NUMBER = ("", 0)  # key of the end, a message, or a refused call
 
 
 def _aligned(found: Mapping[int, list[tuple[tuple[str, int], Event]]]) -> Paths | None:
