@@ -397,6 +397,26 @@ def test_the_end_of_the_keeper_is_that_of_all_and_is_told(notebook, runtime, mod
     assert kernel.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
 
 
+_RESUME = """import os, signal, time
+from ddp_notebook import current
+cluster = current()._parts.cluster
+pid = cluster.hosts[0].pid
+os.kill(pid, signal.SIGSTOP)
+until = time.monotonic() + 10
+while not cluster.is_stopped and time.monotonic() < until:
+    time.sleep(0.01)
+os.kill(pid, signal.SIGCONT)
+print(current().run("7", quiet=True)[0].result)"""
+
+
+def test_a_cell_runs_as_soon_as_the_host_server_is_resumed(notebook):
+    """The keeper reports a moment later that its host server is running again."""
+    kernel = notebook("%ddp_start 2 --keep 1")
+    for _ in range(5):
+        reply = kernel.run(_RESUME)
+        assert reply.stdout == "7\n", reply
+
+
 @pytest.mark.long
 def test_a_kernel_that_restarts_leaves_it_alone(notebook):
     kernel = notebook("%ddp_start 2 --keep 1")

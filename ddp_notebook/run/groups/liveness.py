@@ -41,7 +41,7 @@ class Liveness:
         """Return the ranks, if their host servers or keeper are alive."""
         cluster = self.cluster
         if not cluster.is_running:
-            raise SessionBrokenError(cluster.trouble())
+            raise SessionBrokenError(cluster.trouble() or "the ranks have ended; %ddp_restart starts new ones")
         return cluster
 
     def check(self, ranks: Sequence[int] | None = None) -> Cluster:
@@ -59,8 +59,8 @@ class Liveness:
             others = [rank for rank in cluster.alive if rank not in unheard]
             there = f"; {_GIVES_UP}, and %%on_ranks {format_ranks(others)} runs without it" if others else ""
             raise SessionBrokenError("; ".join(reasons) + there)
-        if cluster.is_stopped:
-            raise SessionBrokenError(cluster.trouble())
+        if cluster.is_stopped and (why := cluster.trouble()):  # the host server may have resumed in the meantime
+            raise SessionBrokenError(why)
         if why := cluster.cut_off():
             raise SessionBrokenError(why)
 
