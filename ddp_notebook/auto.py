@@ -51,9 +51,13 @@ class AutoSend:
     def __call__(self, lines: list[str]) -> list[str]:
         """Transform the lines of a cell."""
         code = "".join(lines)
-        if not self.is_on or not code.strip() or _STAYS.match(code) or not self._is_users(code):
+        if not self.sends(code) or not self._is_users(code):
             return lines
         return ["%%on_all_ranks\n", *self._empty_lines(), *lines]
+
+    def sends(self, code: str) -> bool:
+        """Return whether this code would run on the ranks, if the user runs it as a cell."""
+        return self.is_on and bool(code.strip()) and not _STAYS.match(code)
 
     def _empty_lines(self) -> list[str]:
         """Return the empty lines above the code, which IPython has removed. They keep line numbers correct."""

@@ -45,6 +45,7 @@ FEATURES = {
     "twice": "ddp_notebook.rank.twice.feature",
     "survive": "ddp_notebook.rank.survive.feature",
     "verify": "ddp_notebook.rank.verify.feature",
+    "completion": "ddp_notebook.rank.completion.feature",
     "torch_errors": "ddp_notebook.rank.torch_errors.catalogue",
 }
 

@@ -38,6 +38,7 @@ FEATURES = {
     "twice": "ddp_notebook.run.twice.feature",
     "sharding": "ddp_notebook.run.sharding.feature",
     "verify": "ddp_notebook.run.verify.feature",
+    "completion": "ddp_notebook.run.completion.feature",
     "files": "ddp_notebook.run.files.feature",
     "keep": "ddp_notebook.run.kept.feature",
     "torchrun": "ddp_notebook.torchrun.feature",

@@ -95,6 +95,7 @@ class Recorder:
         self.look: Callable[[Call], None] | None = None
         self.event_buffer: EventBuffer | None = None  # receives the recorded calls
         self.user_calls: UserCalls | None = None  # follows calls of the user
+        self.refused_threads: set[int] = set()  # threads that must not start an operation
         # Changed only by methods.
         self.failed: FailedCollective | None = None  # the last failure
         self.is_torn = False  # a message was counted and then interrupted, so it may or may not be in progress

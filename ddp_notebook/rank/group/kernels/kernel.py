@@ -191,7 +191,9 @@ def _check_group(recorder: Recorder, group: Group, kind: str) -> None:
         raise refuse(group)
     if group.retired:
         raise RetiredGroupError(group.retired)
-    if kind == "collective" and (thread := threading.get_ident()) != group.thread:
+    if (thread := threading.get_ident()) in recorder.refused_threads:
+        raise RuntimeError(f"this thread must not start an operation of a group, here a {kind}: other ranks do not")
+    if kind == "collective" and thread != group.thread:
         unseen(enter, group, thread, recorder.waiting)
 
 

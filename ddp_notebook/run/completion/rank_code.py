@@ -1,0 +1,51 @@
+"""Find the code of ranks in a cell."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_CELL = re.compile(r"\s*%%(on_all_ranks|on_ranks)\b([^\n]*)\n")
+_RANKS = re.compile(r"--ranks[ =](\S+)")
+_OPTIONS = r"((?:--(?:quiet|here|background|profile)[ \t]+|--[a-z]+[ =]\S+[ \t]+)*)"
+_LINE = re.compile(rf"(?:^|(?<=\n))[ \t]*%on_all_ranks\b[ \t]*{_OPTIONS}")
+
+
+@dataclass(frozen=True, slots=True)
+class RankCode:
+    """Code of ranks in a cell.
+
+    Args:
+        start: its first character in the cell.
+        ranks: set of ranks as written; None: all.
+    """
+
+    start: int
+    ranks: str | None = None
+
+
+def rank_code(cell: str, position: int, *, is_auto: bool = False) -> RankCode | None:
+    """Return the code of ranks at a position of a cell. None: the notebook runs the code at this position.
+
+    Args:
+        is_auto: `%ddp_auto on` sends this cell to the ranks.
+
+    Example:
+        >>> rank_code("%%on_ranks 1 --quiet\\nmodel.", 27)
+        RankCode(start=21, ranks='1')
+        >>> rank_code("x = 1\\n%on_all_ranks mod", 23)
+        RankCode(start=20, ranks=None)
+        >>> rank_code("x = 1", 5)
+    """
+    if (found := _CELL.match(cell)) is not None:
+        name, line = found.groups()
+        words = line.split()
+        named = _RANKS.search(line)
+        ranks = words[0] if name == "on_ranks" and words else named[1] if named else None
+        return RankCode(found.end(), ranks) if position >= found.end() else None
+    for found in _LINE.finditer(cell):
+        end = cell.find("\n", found.end())
+        if found.end() <= position <= (len(cell) if end < 0 else end):
+            named = _RANKS.search(found[1])
+            return RankCode(found.end(), named[1] if named else None)
+    return RankCode(0) if is_auto else None
