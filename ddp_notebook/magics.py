@@ -10,11 +10,11 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from ddp_notebook.auto import AutoSend
 from ddp_notebook.errors import CellFailedHereError, UsageError
 from ddp_notebook.line_parser import LineParser, line_of, read_expression, refuse_arguments
 from ddp_notebook.records.names import listed
 from ddp_notebook.run import debugging, features, hints, magic_help, magic_lines
+from ddp_notebook.run.auto import AutoSend
 from ddp_notebook.run.cells import cell_options
 from ddp_notebook.run.interrupted import OF_MAGICS, tells_interrupts
 from ddp_notebook.run.notebook_kernel import cell_number, is_run_by_program

@@ -572,6 +572,22 @@ def test_a_kernel_sends_for_a_cell_that_has_ended(monkeypatch):
     )
 
 
+def test_a_kernel_reads_requests_in_a_thread():
+    """`tests/completion` checks the replies while a cell runs."""
+    assert list(inspect.signature(IPythonKernel.do_complete).parameters) == ["self", "code", "cursor_pos"]
+    assert list(inspect.signature(IPythonKernel.do_inspect).parameters)[:4] == [
+        "self",
+        "code",
+        "cursor_pos",
+        "detail_level",
+    ]
+    assert hasattr(DisplayHook, "exec_result") or "exec_result" in inspect.getsource(DisplayHook)
+    if ipykernel_version >= (7,):
+        assert {"shell_channel_thread", "shell_channel_thread_main", "shell_stream"} <= {*dir(IPythonKernel)}
+        source = inspect.getsource(IPythonKernel.__mro__[1].start)
+        assert "self.shell_stream.on_recv(self.shell_channel_thread_main, copy=False)" in source
+
+
 def test_a_comm_says_where_what_the_browser_says_goes():
     from ddp_notebook.widgets import monitor
 

@@ -19,6 +19,7 @@ sharding/         placement and memory of sharded models
 forecast/         prediction of step times on other numbers of ranks
 findings/         silent mistakes in the training steps of cells
 nan/              where NaN began, and cells that stop there
+completion/       Tab and Shift-Tab in cells of ranks
 record/           options of the recording, and the recording so far
 
 session_parts     creates and connects the parts of a session
@@ -31,6 +32,7 @@ ended_recording   the recording of the last ranks, for magics after their end
 magic_lines       declarations of the lines of most magics
 magic_help        texts of `%ddp_help`
 debugging         message in place of a debugger after an error of this package
+auto              sends plain cells to the ranks, for `%ddp_auto`
 hints             a line below the traceback of a cell that was meant for the ranks
 progress          progress line
 interrupted       messages for interrupted commands

@@ -120,8 +120,8 @@ def _imported(line: str) -> Iterator[tuple[str, str, str]]:
 
 
 def name_at(code: str, position: int) -> str:
-    """Return the path that help is asked for: of the called function if the position is in its arguments, or else the
-    path at the position. "" if there is none.
+    """Return the path to describe at a position: the called function if the position is in its arguments, or else the
+    name at the position. "" if there is none.
 
     Example:
         >>> name_at("y = model.step(x, sca", 21), name_at("model.layers[0].weight", 3)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ddp_notebook.auto import AutoSend
+from ddp_notebook.run.auto import AutoSend
 from ddp_notebook.run.completion.answers import Answers
 from ddp_notebook.run.completion.rank_code import RankCode, rank_code
 from ddp_notebook.run.notebook_kernel import ipython
