@@ -34,6 +34,8 @@ class Synthetic:
     clock_errors_ns: list[int] = field(default_factory=list)
     baseline: dict[str, Any] | None = None
     findings: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    same_draws: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    same_inputs: dict[int, list[list[int]]] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     prompts: dict[int, str] = field(default_factory=dict)
     dropped: dict[int, int] = field(default_factory=dict)

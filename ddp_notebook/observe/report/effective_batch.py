@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,12 +28,13 @@ class Batch(NamedTuple):
     micro_steps: int
 
 
-def effective_batch(recording: RowSource, steps: StepTable) -> str:
+def effective_batch(recording: RowSource, steps: StepTable, shared: Sequence[Sequence[int]] = ()) -> str:
     """Return the effective batch as a product; "" if it is not certain, or there is only one batch in a step.
 
     Args:
         recording: the rows of one cell.
         steps: its steps.
+        shared: groups of ranks that had the same batches. Each group counts once.
 
     Example:
         >>> from ddp_notebook.observe.steps.steps import measure
@@ -40,6 +42,8 @@ def effective_batch(recording: RowSource, steps: StepTable) -> str:
         >>> run = simulate(micro_steps=2)
         >>> effective_batch(run, measure(run))
         '32 x 4 ranks x 2 micro-steps = 256'
+        >>> effective_batch(run, measure(run), [[0, 1, 2, 3]])
+        '32 x 2 micro-steps = 64, because ranks 0-3 had the same batches'
     """
     ranks = steps.ranks
     if not _is_data_parallel(recording, ranks):
@@ -54,10 +58,15 @@ def effective_batch(recording: RowSource, steps: StepTable) -> str:
     micro_steps = batches[ranks[0]].micro_steps
     if len(ranks) * micro_steps == 1:
         return ""
+    if any(len({batches[rank].samples for rank in group if rank in batches}) > 1 for group in shared):
+        return ""
+    repeated = {rank for group in shared for rank in group[1:]}
+    batches = {rank: batch for rank, batch in batches.items() if rank not in repeated}
     total = micro_steps * sum(batch.samples for batch in batches.values())
     groups = group_by_value({rank: batch.samples for rank, batch in batches.items()})
     if len(groups) == 1:
-        own = f"{batches[ranks[0]].samples} x {len(ranks)} ranks" if len(ranks) > 1 else f"{batches[ranks[0]].samples}"
+        (samples,) = groups
+        own = f"{samples} x {len(batches)} ranks" if len(batches) > 1 else f"{samples}"
     else:
         own = " + ".join(
             f"{samples}{f' x {len(some)}' if len(some) > 1 else ''} ({list_ranks(some)})"
@@ -65,7 +74,9 @@ def effective_batch(recording: RowSource, steps: StepTable) -> str:
         )
         own = f"({own})" if micro_steps > 1 else own
     more = f" x {micro_steps} micro-steps" if micro_steps > 1 else ""
-    return f"{own}{more} = {total}"
+    why = " and ".join(list_ranks(list(group)) for group in shared)
+    result = f"{own}{more} = {total}" if len(batches) * micro_steps > 1 else own
+    return f"{result}, because {why} had the same batches" if why else result
 
 
 def _is_data_parallel(recording: RowSource, ranks: list[int]) -> bool:

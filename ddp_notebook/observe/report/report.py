@@ -175,6 +175,7 @@ class Report:
     taken: CoreUse | None  # time in which ranks waited for a core; None: not counted
     batch: str  # effective batch, such as "32 x 4 ranks x 2 micro-steps = 256"; "": not certain
     times: tuple[str, ...]  # lines with the durations of the steps, if there are too few for phases
+    same_draws: tuple[str, ...]  # sentences about ranks that have drawn the same random numbers
     synchronises: bool  # the ranks synchronise gradients in DDP buckets
     straggler: Straggler | None
     efficiency: float | None  # samples/s relative to the same number of single ranks; None: not measured for this cell
@@ -204,6 +205,7 @@ class Report:
         )
         lines = [
             self._head(self.run, self.overall),
+            *(f"{sentence}." for sentence in self.same_draws),
             *([f"{self.verdict}."] if is_first else []),
             *self._noted(),
             "",
@@ -291,7 +293,8 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
         outside=of_cell,
         taken=cores,
         times=(),
-        batch="" if _may_share_inputs(own, cell) else effective_batch(own, found),
+        batch=_batch(own, found, cell),
+        same_draws=tuple(own.same_draws.get(cell, ())),
         synchronises=gradients is not None,
         straggler=slow,
         efficiency=efficiency,
@@ -354,6 +357,7 @@ def _without_steps(recording: Bounded, cell: int | None, verdict: str) -> Report
         taken=None,
         times=(),
         batch="",
+        same_draws=(),
         synchronises=False,
         straggler=None,
         efficiency=None,
@@ -402,6 +406,7 @@ def _of_few(
         taken=None,
         times=(*times, *(f"{note}." for note in notes)),
         batch="",
+        same_draws=(),
         synchronises=gradients_of(recording, every) is not None,
         straggler=None,
         efficiency=None,
@@ -518,14 +523,17 @@ def _memory(recording: RowSource, steps: StepTable) -> tuple[str, ...]:
     return (f"The resident memory of rank {found.rank} alone grows: {found}. %ddp_memory shows the parts",)
 
 
-def _may_share_inputs(recording: Bounded, cell: int) -> bool:
-    """Return whether ranks had the same inputs, or the inputs were not compared because a rank did not end the cell."""
-    if any("ok same-batches" in found for found in recording.findings.get(cell, ())):
-        return True
+def _batch(recording: Bounded, steps: StepTable, cell: int) -> str:
+    """Return the effective batch; "" if a rank did not end the cell, because the inputs are compared then."""
     spans = recording.rows("span")
     cells = select(spans, spans["kind"] == _CELL)
     ended = np.unique(cells["rank"][cells["end_ns"] >= 0])
-    return bool(len(ended)) and not np.isin(spans["rank"], ended).all()
+    if len(ended) and not np.isin(spans["rank"], ended).all():
+        return ""
+    groups = recording.same_inputs.get(cell)
+    if groups is None and any("ok same-batches" in found for found in recording.findings.get(cell, ())):
+        return ""  # a file that lacks the groups
+    return "" if groups == [] else effective_batch(recording, steps, groups or [])
 
 
 def _findings(recording: Bounded, cell: int) -> tuple[str, ...]:

@@ -21,6 +21,14 @@ class Bounded(RowSource, Protocol):
     def findings(self) -> Mapping[int, Sequence[str]]:
         """Findings about the training steps of cells; () explains only why ranks train apart."""
 
+    @property
+    def same_draws(self) -> Mapping[int, Sequence[str]]:
+        """Sentences about equal random numbers of ranks, by cell."""
+
+    @property
+    def same_inputs(self) -> Mapping[int, list[list[int]]]:
+        """Groups of ranks that had the same inputs, by cell; []: the inputs of some steps were the same."""
+
 
 class RecordingPart:
     """A recording with fewer rows: a subclass overrides `rows`.
@@ -65,6 +73,8 @@ class CellPart(RecordingPart):
         self._tables: dict[str, Rows] = {}
         self.dropped: Mapping[int, int] = recording.dropped
         self.findings: Mapping[int, Sequence[str]] = recording.findings
+        self.same_draws: Mapping[int, Sequence[str]] = recording.same_draws
+        self.same_inputs: Mapping[int, list[list[int]]] = recording.same_inputs
 
     def rows(self, table: str) -> Rows:
         found = self._tables.get(table)

@@ -104,6 +104,9 @@ class RecordedTables:
         self.former: list[FormerClock] = []  # clocks of ranks that moved to other hosts, in the order of the moves
         self.baseline: Mapping[str, Any] | None = None  # measured result of one rank alone
         self.findings: dict[int, tuple[str, ...]] = {}  # findings about training by cell, see `run.findings`
+        self.same_draws: dict[int, tuple[str, ...]] = {}  # sentences about equal random numbers of ranks, by cell
+        # Groups of ranks that had the same inputs, by cell; []: the inputs of some steps were the same.
+        self.same_inputs: dict[int, list[list[int]]] = {}
         self._out_of_memory: dict[int, dict[str, Any]] = {}  # facts of the last error by rank, see `run.sharding`
         self.aside: set[int] = set()  # cells whose rows are hidden
         self.listeners: list[Callable[[Batch], None]] = []  # called with each new batch, in the feeding thread

@@ -55,6 +55,8 @@ def save(recorded: RecordedTables, path: str | os.PathLike[str]) -> Path:
         "baseline": None if recorded.baseline is None else dict(recorded.baseline),
         "aside": sorted(recorded.aside),
         "findings": sorted(recorded.findings.items()),
+        "same draws": sorted(recorded.same_draws.items()),
+        "same inputs": sorted(recorded.same_inputs.items()),
         "out of memory": sorted(recorded._out_of_memory.items()),
         "dropped": sorted(recorded.store.dropped.items()),
         "clock": recorded.clock.to_json(),
@@ -110,6 +112,8 @@ def restore(arrays: Any, make: Callable[..., _T]) -> _T:
     recorded.baseline = head["baseline"]
     recorded.aside.update(head.get("aside", ()))
     recorded.findings.update((int(cell), tuple(map(str, found))) for cell, found in head.get("findings", ()))
+    recorded.same_draws.update((int(cell), tuple(map(str, found))) for cell, found in head.get("same draws", ()))
+    recorded.same_inputs.update((int(cell), groups) for cell, groups in head.get("same inputs", ()))
     recorded._out_of_memory.update((int(rank), dict(facts)) for rank, facts in head.get("out of memory", ()))
     data, at = arrays["tensors"].tobytes(), 0
     tensors = []

@@ -9,6 +9,7 @@ operations            asynchronous operations without a wait
 values                values that collectives of the user get
 passes                passes of data loaders over their data
 clipping              gradients that are clipped before they exist, or after their step
+random_draws          random states of the first step, and the parts that drew from them
 resets                optimizers whose gradients are never reset, or never used
 reductions            losses and gradients that the user's collectives change
 partial_outputs       losses that are computed from a part of a sum

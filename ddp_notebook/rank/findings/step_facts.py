@@ -34,12 +34,14 @@ from ddp_notebook.rank.findings.optimizer_parameters import (
 from ddp_notebook.rank.findings.outside_parameters import OutsideParameters, has_unreduced_gradients
 from ddp_notebook.rank.findings.partial_outputs import has_partial
 from ddp_notebook.rank.findings.passes import Passes
+from ddp_notebook.rank.findings.random_draws import RandomDraws
 from ddp_notebook.rank.findings.reductions import Reductions
 from ddp_notebook.rank.findings.resets import Resets
 from ddp_notebook.rank.findings.sharded_weights import ShardedWeights
 from ddp_notebook.rank.findings.tensor_checks import InputChecksums, are_finite, are_zero, is_finite
 from ddp_notebook.rank.findings.values import Values
 from ddp_notebook.rank.group.call_site import calls_of
+from ddp_notebook.rank.record.event_buffer import OFF
 from ddp_notebook.rank.record.training.buckets import Model
 from ddp_notebook.rank.record.training.spans import TrainingSpans
 from ddp_notebook.rank.record.training.step_observer import StepObserver, tell
@@ -98,6 +100,7 @@ class StepFacts(StepObserver):
         self._of_cell: list[OptimizerParameters] = []
         self._unheld = Unheld()
         self._batches = InputChecksums()
+        self._draws = RandomDraws(lambda: training.event_buffer.level != OFF)
         self._of_inputs: Callable[[], Any] | None = None  # the first model with a forward in this cell
         self._has_bad_loss = False  # since the last step
         self.passes = Passes(self.note)
@@ -147,6 +150,8 @@ class StepFacts(StepObserver):
             self._of_inputs = None
             self._batches.begin_cell()
         self.operations.calls.clear()
+        self._draws.begin_cell()
+        self._training.forward_begins = self._draws.forward_begins
         if self._values.are_used:
             self._values.begin_cell()
         self._elements = self._event_buffer.elements
@@ -221,6 +226,8 @@ class StepFacts(StepObserver):
         name = model_name(model, self._namespace())
         if steps := self._batches.changing():
             self.note("batches", 0, model=name, ranks=ranks, steps=steps)
+        if draws := self._draws.facts():
+            self.note("random", 0, model=name, ranks=ranks, **draws)
         if draws := self.passes.draws:
             self.note("draws", 0, ranks=ranks, draws=draws, last=self.passes.last_step)
         if self._outside is not None and "ddp-bypassed" not in self._facts:
@@ -234,6 +241,7 @@ class StepFacts(StepObserver):
         if self._of_inputs is None:
             self._of_inputs = weakref.ref(model)
         self._batches.add(values, self._steps)
+        self._draws.inputs(values)
 
     def _around_zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def zero_grad(owner: Any, *args: Any, **named: Any) -> Any:
@@ -246,6 +254,10 @@ class StepFacts(StepObserver):
 
         return passed_over(zero_grad)
 
+    def _forward_ends(self, model: Any) -> None:
+        if self._draws.forward_ends(model):
+            self._training.forward_begins = None
+
     def ddp_forward(self, known: Model, *, synchronizes: bool, has_graph: bool) -> None:
         seen = self._seen.get(known.name)
         if seen is None:
@@ -254,6 +266,8 @@ class StepFacts(StepObserver):
             seen.in_no_grad += 1
             return
         self._forwards += 1
+        if (model := known.reference()) is not None:
+            self._forward_ends(model)
         if synchronizes:
             seen.synchronizing += 1
         else:
@@ -262,6 +276,7 @@ class StepFacts(StepObserver):
 
     def fsdp_forward(self, root: Any) -> None:
         self._forwards += 1
+        self._forward_ends(root)
         if id(root) not in self._roots:
             self._roots[id(root)] = weakref.ref(root)
 
@@ -335,9 +350,11 @@ class StepFacts(StepObserver):
 
     def loader_begins(self, loader: Any, iterator: Any) -> None:
         self.passes.begin(loader, iterator, self._steps)
+        self._draws.loader_begins(loader, iterator)
 
     def batch(self, iterator: Any, data: Any) -> None:
         self.passes.batch(iterator, data)
+        self._draws.batch(iterator, data)
 
     def loader_ended(self, iterator: Any) -> None:
         self.passes.end(iterator, self._steps)

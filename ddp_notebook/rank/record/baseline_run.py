@@ -17,6 +17,7 @@ import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ddp_notebook.rank.group.local_collectives import LocalCollectives
+from ddp_notebook.rank.variables import random_states
 from ddp_notebook.stdlib import functools, gc, time
 
 
@@ -134,22 +135,10 @@ def _keep_optimizers(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
 
 
 def _keep_random_state(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
-    import random
-
-    import numpy as np
-
-    torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    put_back: list[Callable[[], None]] = [
-        lambda: torch.set_rng_state(torch_state),
-        lambda: random.setstate(python_state),
-        lambda: np.random.set_state(numpy_state),
-    ]
+    put_back: list[Callable[[], None]] = [functools.partial(random_states.restore, random_states.read())]
     for value in namespace.values():
         if isinstance(value, torch.Generator):
             put_back.append(functools.partial(_set_state, value, value.get_state()))
-    if torch.cuda.is_initialized():
-        cuda_state = torch.cuda.get_rng_state()
-        put_back.append(lambda: torch.cuda.set_rng_state(cuda_state))
     return put_back
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
+
+from ddp_notebook.rank.variables import random_states
 
 _KEPT = 2  # number of stored batches, because ranks go back by at most one step
 
@@ -17,22 +19,21 @@ def is_source(member: object) -> bool:
 
 class _Kept(NamedTuple):
     batch: Any
-    after: Any  # state of random numbers after the batch
+    after: random_states.RandomStates  # after the batch
     position: tuple[Any, ...]
 
 
 class Batches:
     """Iterates over a loader, epoch after epoch, and sets the epoch of its samplers.
 
+    Loaders and data sets use random numbers, so a repeated batch also restores the random states after it.
+
     Args:
         source: a loader or a sampler.
-        read_random, set_random: get and set the state of all random numbers of this process. Loaders and data sets use
-            them, so a repeated batch also restores the state after it.
     """
 
-    def __init__(self, source: Any, read_random: Callable[[], Any], set_random: Callable[[Any], None]) -> None:
+    def __init__(self, source: Any) -> None:
         self._source = source
-        self._read_random, self._set_random = read_random, set_random
         self._iterator: Iterator[Any] | None = None
         self._kept: dict[int, _Kept] = {}  # step -> stored batch
         self._epoch = self._index = 0  # position of the iterator
@@ -45,11 +46,11 @@ class Batches:
             ValueError: the source is empty.
         """
         if (kept := self._kept.get(step)) is not None:
-            self._set_random(kept.after)
+            random_states.restore(kept.after)
             return kept.batch
         if self._iterator is None:
             self._begin()
-        before = self._read_random()
+        before = random_states.read()
         try:
             batch = next(self._iterator)  # type: ignore[arg-type]
         except StopIteration:
@@ -57,7 +58,7 @@ class Batches:
                 raise ValueError(f"survive() got an empty {type(self._source).__name__}: it has no batch") from None
             self._epoch, self._index = self._epoch + 1, 0
             self._begin()
-            before = self._read_random()
+            before = random_states.read()
             batch = next(self._iterator)  # type: ignore[arg-type]
         self._index += 1
         self._keep(step, batch, before)
@@ -65,14 +66,14 @@ class Batches:
 
     def _keep(self, step: int, batch: Any, before: Any) -> None:
         position = (self._epoch, self._index, self._of_epoch, before)
-        self._kept[step] = _Kept(batch, self._read_random(), position)
+        self._kept[step] = _Kept(batch, random_states.read(), position)
         self._kept.pop(step - _KEPT, None)
 
     def _begin(self) -> None:
         for one in self._samplers():
             if callable(set_epoch := getattr(one, "set_epoch", None)):
                 set_epoch(self._epoch)
-        self._of_epoch = self._read_random()
+        self._of_epoch = random_states.read()
         self._iterator = iter(self._source)
 
     def _samplers(self) -> list[Any]:
@@ -109,15 +110,15 @@ class Batches:
             self._epoch, index, of_epoch, before = kept.position
             index -= 1
         else:
-            index, of_epoch, before = self._index, self._of_epoch, self._read_random()
+            index, of_epoch, before = self._index, self._of_epoch, random_states.read()
         self._kept.clear()
         self._index = index * was // now
-        self._set_random(of_epoch)
+        random_states.restore(of_epoch)
         self._begin()
         assert self._iterator is not None
         for _ in range(self._index):
             next(self._iterator, None)
-        self._set_random(before)
+        random_states.restore(before)
 
     def go_to(self, step: int, position: tuple[Any, ...]) -> None:
         """Move to the position of another process after the batch of this step.
@@ -125,11 +126,11 @@ class Batches:
         Earlier batches of the epoch are discarded.
         """
         self._epoch, self._index, of_epoch, before = position
-        self._set_random(of_epoch)
+        random_states.restore(of_epoch)
         self._begin()
         assert self._iterator is not None
         for _ in range(self._index - 1):
             next(self._iterator)
-        self._set_random(before)
+        random_states.restore(before)
         self._kept.clear()
         self._keep(step, next(self._iterator), before)

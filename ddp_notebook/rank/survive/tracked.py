@@ -8,8 +8,6 @@ rank holds a copy of it.
 from __future__ import annotations
 
 import copy
-import random
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.group.connections import models
 from ddp_notebook.rank.survive.step_batches import Batches, is_source
+from ddp_notebook.rank.variables import random_states
 from ddp_notebook.stdlib import pickle
 from ddp_notebook.wire import bulk
 
@@ -72,7 +71,7 @@ class TrackedObjects:
         sources = [one for one in members if is_source(one)]
         if len(sources) > 1:
             raise TypeError(f"survive() takes one loader or sampler for the batches, got {len(sources)}")
-        self.batches = Batches(sources[0], read_random, set_random) if sources else None
+        self.batches = Batches(sources[0]) if sources else None
         known = [*self.modules, *self.optimizers, *sources]
         self._others = [one for one in members if not any(one is other for other in known)]
         for one in self._others:
@@ -125,7 +124,7 @@ class TrackedObjects:
         """Serialize this rank's individual state before a step, for `take_own` of this process or its replacement."""
         position = None if self.batches is None else self.batches.position(step)
         buffers = [[b.detach() for b in module.buffers()] for module in self.modules]
-        return bulk.dumps((read_random(), position, buffers, [_value_of(one) for one in self._others]))
+        return bulk.dumps((random_states.read(), position, buffers, [_value_of(one) for one in self._others]))
 
     def take_own(self, data: bytes, new_at: int | None = None) -> None:
         """Restore the state of `own`.
@@ -134,7 +133,7 @@ class TrackedObjects:
             data: serialized state.
             new_at: step with which a new process starts; None in an existing process.
         """
-        numbers, position, buffers, values = pickle.loads(data)
+        states, position, buffers, values = pickle.loads(data)
         if new_at is not None and self.batches is not None and position is not None:
             self.batches.go_to(new_at, position)
         with torch.no_grad():
@@ -143,30 +142,7 @@ class TrackedObjects:
                     buffer.copy_(value)
         for one, value in zip(self._others, values, strict=True):
             _putting_back(one)(value)
-        set_random(numbers)
-
-
-def read_random() -> list[Any]:
-    """Return the state of the random numbers of this process."""
-    numpy = sys.modules.get("numpy")
-    version, words, gauss = random.getstate()
-    return [
-        torch.get_rng_state(),
-        torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-        (version, words, gauss),
-        None if numpy is None else numpy.random.get_state(),
-    ]
-
-
-def set_random(state: list[Any]) -> None:
-    """Restore the state of `read_random`."""
-    of_torch, of_cuda, of_python, of_numpy = state
-    torch.set_rng_state(of_torch)
-    if of_cuda is not None:
-        torch.cuda.set_rng_state(of_cuda)
-    random.setstate(of_python)
-    if of_numpy is not None:
-        sys.modules["numpy"].random.set_state(of_numpy)
+        random_states.restore(states)
 
 
 def _copied(value: Any, into: Any = None) -> Any:

@@ -7,6 +7,7 @@ comparison  entries of variables that are compared: `model.fc.weight`; tensors t
 copying     copies variables to a replaced rank
 snapshot    a copy of all variables that is restored in place
 samplers    adapts data samplers to the current number of ranks
+random_states  states of the random number generators
 owners      modules that hold a parameter
 handover    broadcasts variables from one rank to others
 """

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import dataloader
 
 from ddp_notebook.rank.group.connections.models import make_reducer_anew, read_layout
+from ddp_notebook.rank.variables import random_states
 from ddp_notebook.records import logs
 from ddp_notebook.stdlib import contextlib, functools, io, logging, socket, threading, weakref
 
@@ -206,7 +207,7 @@ class Snapshot:
                 self._models.append((value, read_layout(value) if value._has_rebuilt_buckets else []))
         for storage in self._storages.values():
             put_back.append(functools.partial(_fill, storage, storage.cpu().clone()))
-        put_back += _keeping_random_state()
+        put_back.append(functools.partial(random_states.restore, random_states.read(all_devices=True)))
         self._put_back = put_back
         self._seen.clear()  # `_found` and the copies refer to everything that is needed
 
@@ -442,14 +443,3 @@ def _fill(storage: torch.UntypedStorage, saved: torch.UntypedStorage) -> None:
     if storage.nbytes() != saved.nbytes():
         storage.resize_(saved.nbytes())
     storage.copy_(saved)
-
-
-def _keeping_random_state() -> list[Action]:
-    found: list[Action] = [
-        functools.partial(torch.set_rng_state, torch.get_rng_state()),
-        functools.partial(random.setstate, random.getstate()),
-        functools.partial(np.random.set_state, np.random.get_state()),
-    ]
-    if torch.cuda.is_initialized():
-        found.append(functools.partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
-    return found

@@ -30,11 +30,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.variables import random_states
 from ddp_notebook.rank.verify import batches, memory
 from ddp_notebook.rank.verify.batches import JoinError
 from ddp_notebook.rank.verify.coverage import Coverage, has_values, main_module
 from ddp_notebook.rank.verify.local_model import FullParameters, SyncFlags, reshard, stop_sync
-from ddp_notebook.rank.verify.model_state import ModelState, RandomState, all_modules
+from ddp_notebook.rank.verify.model_state import ModelState, all_modules
 from ddp_notebook.rank.verify.products import inner_products
 from ddp_notebook.rank.verify.reads import names_read
 from ddp_notebook.rank.verify.step import OF_WORLD, Run, Step, StepError, evaluate, one_process
@@ -259,12 +260,12 @@ class Comparison:
         if nudge:
             self._nudge(nudge)
         self._make_quiet()
-        random = RandomState()
+        before = random_states.checksums(random_states.read(all_devices=True))
         world = self._one_process() if alone else contextlib.nullcontext()
         with world, _eager(self._state.modules), _noting_forward(self._entered):
             weighs = self._quiet > 0 and not alone
             run = evaluate(step or self._step, self._namespace, coverage, values, weighs=weighs)
-        run.drew_random = random.has_moved
+        run.drew_random = before != random_states.checksums(random_states.read(all_devices=True))
         return run
 
     @contextlib.contextmanager

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection, MutableMapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -91,24 +89,3 @@ class ModelState:
 def all_modules() -> list[torch.nn.Module]:
     """Return all modules of the process, whether a variable refers to them or not."""
     return [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
-
-
-class RandomState:
-    """The random states of torch, its devices, NumPy and Python at one moment."""
-
-    def __init__(self) -> None:
-        self._torch = torch.get_rng_state()
-        self._python = random.getstate()
-        self._numpy = np.random.get_state()
-        self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-
-    @property
-    def has_moved(self) -> bool:
-        """Return whether random numbers were drawn since then."""
-        now = RandomState()
-        return (
-            not torch.equal(now._torch, self._torch)
-            or now._python != self._python
-            or any(not np.array_equal(one, two) for one, two in zip(now._numpy, self._numpy, strict=True))
-            or any(not torch.equal(one, two) for one, two in zip(now._devices, self._devices, strict=False))
-        )

@@ -12,7 +12,8 @@ from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.findings.rank_comparison import compared
+from ddp_notebook.run.findings.random_numbers import same_draws
+from ddp_notebook.run.findings.rank_comparison import compared, shared_inputs
 from ddp_notebook.run.findings.sentences import SENTENCES
 from ddp_notebook.run.session_hooks import SessionFeature
 
@@ -54,6 +55,7 @@ class CellFindings(SessionFeature):
             facts = _with_bucket(facts, self._recordings.now, run.number, step, was_finite=was_finite)
         found = [one for one in findings_of(facts, sorted(results)) if one.name not in silenced]
         self._keep(run.number, found)
+        self._keep_for_head(run.number, facts)
         if self._recordings is not None and any(name == "out-of-memory" for own in facts.values() for name, *_ in own):
             from ddp_notebook.run.sharding.out_of_memory import keep
 
@@ -68,12 +70,27 @@ class CellFindings(SessionFeature):
         if (recordings := self._recordings) is not None:
             recordings.observer.recording.findings[cell] = tuple(str(one) for one in found)
 
+    def _keep_for_head(self, cell: int, facts: Mapping[int, Sequence[Sequence[Any]]]) -> None:
+        """Keep data for the head of the report: ranks with the same inputs, and with the same random numbers."""
+        if (recordings := self._recordings) is None:
+            return
+        recording = recordings.observer.recording
+        if (shared := shared_inputs(_by_rank(facts, "batches"))) != []:
+            recording.same_inputs[cell] = shared or []
+        if drawn := same_draws(_by_rank(facts, "random")):
+            recording.same_draws[cell] = drawn
+
 
 def _lines(found: Sequence[Finding]) -> list[str]:
     lines = [str(one) for one in found[:_MOST_LINES]]
     if len(found) > _MOST_LINES:
         lines.append(f"{len(found) - _MOST_LINES} more in %ddp_report")
     return lines
+
+
+def _by_rank(facts: Mapping[int, Sequence[Sequence[Any]]], name: str) -> dict[int, tuple[int, dict[str, Any]]]:
+    """Return the step and the details of the fact with this name, by rank."""
+    return {rank: (step, details) for rank, own in facts.items() for its, step, details in own if its == name}
 
 
 _COMMENT = re.compile(r"#\s*ddp:\s*ok\s+([a-z-]+(?:\s*,\s*[a-z-]+)*)")
@@ -138,7 +155,13 @@ def findings_of(facts: Mapping[int, Sequence[Sequence[Any]]], ranks: Sequence[in
     return found
 
 
-_NAMES_RANKS = {"clipped-shards", "mixed-values", "same-batches", "skipped-batch"}  # their sentences name the ranks
+_NAMES_RANKS = {
+    "clipped-shards",
+    "mixed-samplers",
+    "mixed-values",
+    "same-batches",
+    "skipped-batch",
+}  # their sentences name the ranks
 _BY_RANK = {"names", "batch", "line", "value"}  # details that may differ between the ranks of one finding
 
 

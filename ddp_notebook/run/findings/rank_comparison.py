@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
+from ddp_notebook.run.findings.random_numbers import mixed_samplers
+
 Fact = tuple[int, dict[str, Any]]  # step and details
 OfRanks = dict[int, Fact]
 
@@ -31,6 +33,8 @@ def compared(facts: Mapping[str, OfRanks]) -> dict[str, OfRanks]:
         found["mixed-weights"] = weights
     if norms := norms_of_shards(facts.get("norms", {})):
         found["clipped-shards"] = norms
+    if samplers := mixed_samplers(facts.get("random", {})):
+        found["mixed-samplers"] = samplers
     return found
 
 
@@ -139,6 +143,41 @@ def same_batches(facts: OfRanks) -> OfRanks:
             own = {"model": model, "last": first + _CONSECUTIVE - 1, "same": same, "compared": compared}
             return {rank: (first, own) for rank in inside}
     return {}
+
+
+def shared_inputs(facts: OfRanks) -> list[list[int]] | None:
+    """Return the groups of ranks with the same inputs and losses in all compared steps.
+
+    Returns None if the distinct inputs cannot be counted: ranks share the inputs of some steps, or only the inputs.
+
+    Args:
+        facts: the fact "batches" of each rank.
+
+    Example:
+        >>> def of(*steps): return 0, {"model": "model", "ranks": [0, 1], "steps": [list(one) for one in steps]}
+        >>> shared_inputs({0: of((1, 7, "0.5 "), (2, 8, "0.6 ")), 1: of((1, 7, "0.5 "), (2, 8, "0.6 "))})
+        [[0, 1]]
+        >>> shared_inputs({0: of((1, 7, "0.5 ")), 1: of((1, 9, "0.5 "))})
+        []
+        >>> shared_inputs({0: of((1, 7, "0.5 ")), 1: of((1, 7, "0.4 "))}) is None
+        True
+    """
+    steps = {rank: {step: tuple(rest) for step, *rest in own["steps"]} for rank, (_, own) in sorted(facts.items())}
+    groups: list[list[int]] = []
+    for rank, own in steps.items():
+        known = None
+        for group in groups:
+            other = steps[group[0]]
+            common = own.keys() & other.keys()
+            if common and all(own[step] == other[step] for step in common):
+                known = group
+            elif any(own[step][0] == other[step][0] for step in common):
+                return None
+        if known is None:
+            groups.append([rank])
+        else:
+            known.append(rank)
+    return [group for group in groups if len(group) > 1]
 
 
 def _same_steps(of_ranks: list[list[list[Any]]], first: int) -> tuple[int, int]:

@@ -219,6 +219,18 @@ def _same_batches(step: int, details: Details) -> tuple[str, str]:
     )
 
 
+def _mixed_samplers(step: int, details: Details) -> tuple[str, str]:
+    values = [f"{one['value']} on rank {rank}" for rank, one in details.items()]
+    what = _one(details)["what"]
+    fix = (
+        "pass the same seed to it on all ranks" if what == "seed" else "call set_epoch with the same epoch on all ranks"
+    )
+    return _at(step), (
+        f"the {what} of DistributedSampler is {_and(values)}. So each rank takes its part from another order of the "
+        f"data, and the parts overlap; {fix}"
+    )
+
+
 def _skipped_batch(step: int, details: Details) -> tuple[str, str]:
     batches: dict[int, list[int]] = {}
     for rank, one in details.items():
@@ -391,6 +403,7 @@ SENTENCES: dict[str, Callable[[int, Details], tuple[str, str]]] = {
     "clipped-without-effect": _clipped,
     "clipped-shards": _clipped_shards,
     "not-finite": _not_finite,
+    "mixed-samplers": _mixed_samplers,
     "skipped-batch": _skipped_batch,
     "mixed-values": _mixed_values,
     "same-batches": _same_batches,

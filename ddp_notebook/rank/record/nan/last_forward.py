@@ -5,7 +5,6 @@ Nothing is copied except the random state (5 kB). A tensor that was changed in p
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,9 +12,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ddp_notebook.rank.hide_from_profiler import unseen
+from ddp_notebook.rank.variables import random_states
 from ddp_notebook.stdlib import functools
-
-RandomState = tuple[torch.Tensor, torch.Tensor | None, Any, Any]
 
 
 class KeptForward:
@@ -28,7 +26,7 @@ class KeptForward:
 
     def __init__(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self.module, self.inputs, self.named = module, inputs, dict(named)
-        self.random_state = random_state()
+        self.random_states = random_states.read()
         self.autocast = [_autocast(one) for one in ("cpu", "cuda") if one == "cpu" or torch.cuda.is_initialized()]
         self._versions = [_version(one) for one in self.tensors()]
         self._parameter_versions = sum(_version(one) for one in module.parameters())
@@ -70,29 +68,6 @@ def _version(tensor: torch.Tensor) -> int:
 
 def _autocast(device: str) -> tuple[str, bool, torch.dtype]:
     return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-
-
-def random_state() -> RandomState:
-    """Return the state of the generators of torch, Python and NumPy."""
-    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    python, numpy = sys.modules.get("random"), sys.modules.get("numpy")
-    return (
-        torch.get_rng_state(),
-        on_gpu,
-        None if python is None else python.getstate(),
-        None if numpy is None else numpy.random.get_state(),
-    )
-
-
-def set_random_state(state: RandomState) -> None:
-    """Set the state that `random_state` has returned."""
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1])
-    if state[2] is not None:
-        sys.modules["random"].setstate(state[2])
-    if state[3] is not None:
-        sys.modules["numpy"].random.set_state(state[3])
 
 
 class LastForwards:

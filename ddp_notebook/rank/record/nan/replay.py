@@ -16,8 +16,9 @@ import torch
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
-from ddp_notebook.rank.record.nan.last_forward import KeptForward, outputs_of, random_state, set_random_state
+from ddp_notebook.rank.record.nan.last_forward import KeptForward, outputs_of
 from ddp_notebook.rank.record.nan.origin import BackwardSearch, ForwardSearch, Origin, bad_input, is_bad
+from ddp_notebook.rank.variables import random_states
 from ddp_notebook.stdlib import contextlib, io
 
 _MOST_TRIES = 8
@@ -72,7 +73,7 @@ class Replay:
         module = kept.module
         forward = ForwardSearch(module, check)
         torch.nn.Module.__call__ = forward.around_call(torch.nn.Module.__call__)  # type: ignore[method-assign]
-        set_random_state(kept.random_state)
+        random_states.restore(kept.random_states)
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(torch.enable_grad())
@@ -113,7 +114,7 @@ class Replay:
         """Keep the state that the repetition changes. Return a function that restores it, which may be called again."""
         recorder, event_buffer = self._recorder, self._event_buffer
         level, instead, call = event_buffer.level, recorder.instead, torch.nn.Module.__call__
-        random = unseen(random_state)
+        states = unseen(random_states.read)
         modules = list(kept.module.modules())
         attributes = [(module, dict(module.__dict__)) for module in modules]
         containers: list[tuple[Any, Any]] = [
@@ -134,7 +135,7 @@ class Replay:
             with torch.no_grad():
                 for tensor, values in buffers:  # BatchNorm changes its statistics without a new version
                     tensor.detach().copy_(values)
-            set_random_state(random)
+            random_states.restore(states)
 
         return restore
 

@@ -87,6 +87,7 @@ class TrainingSpans:
         self._declare, self._why_ended = declare, why_ended
         self._identities = Identities(event_buffer.modules) if identities is None else identities
         self.on_step: list[Callable[[], None]] = []  # called after each optimizer step
+        self.forward_begins: Callable[[], None] | None = None  # called before a forward of a model in DDP or FSDP
         self.models_made = 0  # number of DDP models that this process has made
         self.between = BetweenSteps() if between is None else between
         self.event_buffer = self._event_buffer = event_buffer
@@ -238,6 +239,8 @@ class TrainingSpans:
         def forward(model: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
             if self._event_buffer.level == OFF:
                 return original(model, *inputs, **named)
+            if self.forward_begins is not None:
+                tell(self.forward_begins)
             began_ns, has_failed = time.monotonic_ns(), True
             try:
                 out = original(model, *inputs, **named)
@@ -326,6 +329,8 @@ class TrainingSpans:
 
     def _around_pre_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _pre_forward(state: Any, module: Any, args: Any, named: Any) -> Any:
+            if self.forward_begins is not None and self._event_buffer.level != OFF:
+                tell(self.forward_begins)
             began_ns = time.monotonic_ns()
             out = original(state, module, args, named)
             if self._event_buffer.level != OFF and state._state_ctx.iter_forward_root is state:
