@@ -214,6 +214,7 @@ def suggestions(
     loader: Loader | None = None,
     taken: CoreUse | None = None,
     loads_usually: bool = True,
+    is_too_short: bool = False,
 ) -> tuple[str, ...]:
     """Return up to three suggestions.
 
@@ -231,6 +232,8 @@ def suggestions(
         loader: the DataLoader that the steps wait for; None: its settings are unknown.
         taken: time that ranks waited for a core; None: unknown.
         loads_usually: the median step waits for the loader too, not only some steps.
+        is_too_short: the steps took less time than it takes to count how long ranks wait for a core. Other processes
+            may have slowed down communication, so there is no advice about it.
     """
     # Leave out a rank with a slow loader, because its loading time is not typical.
     others = [one for one in ranks if slow is None or one.rank != slow.rank or slow.phase != "input"]
@@ -248,7 +251,8 @@ def suggestions(
                 "times of this report are too long",
             )
         )
-    found += _for_waiting(parts, len(ranks), slow, bubble, steps)
+    else:
+        found += _for_waiting(parts, len(ranks), slow, bubble, steps)
     found += loading(
         loader,
         parts.step_ns,
@@ -268,7 +272,7 @@ def suggestions(
                 f"from the system again: {page_faults:,.0f} page faults or about {ms(faults_ns)}",
             )
         )
-    if len(ranks) > 1 and bubble is None:
+    if len(ranks) > 1 and bubble is None and not cores_are_taken and not is_too_short:
         found += [(ns, text) for ns, text in _for_communication(parts, gradients, is_sharded) if ns]
     found.sort(key=lambda one: -one[0])
     return tuple(text for _, text in found[:_MOST])

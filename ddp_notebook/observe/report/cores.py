@@ -20,6 +20,7 @@ _OTHERS_CORES = 0.25  # a report mentions other processes that use at least this
 _ALL = 0.8  # share of a host's cores above which its ranks count as using all
 _OTHERS_SHARE = 0.15  # a report mentions other processes that use at least this share of a host's cores
 _LEAST_NS = 200_000_000  # shortest time between two samples: CPU time of a host is counted in ticks of 10 ms
+_LEAST_SHARE = 0.5  # of the time between two samples that the steps must take
 _AROUND_NS = 300_000_000  # samples arrive with batches, up to this time after a step
 _MANY_HOSTS = 3
 
@@ -92,7 +93,9 @@ def taken(recording: RowSource, steps: StepTable) -> CoreUse | None:
         if len(its) < 2:
             continue
         its = its[np.argsort(its["time_ns"], kind="stable")][[0, -1]]
-        if its["time_ns"][1] - its["time_ns"][0] >= _LEAST_NS and its["ran_ns"][1] >= its["ran_ns"][0]:
+        between_ns = int(its["time_ns"][1] - its["time_ns"][0])
+        is_of_steps = end_ns - _AROUND_NS - its["time_ns"][0] >= _LEAST_SHARE * between_ns
+        if between_ns >= _LEAST_NS and is_of_steps and its["ran_ns"][1] >= its["ran_ns"][0]:
             looks[rank] = its
     if not looks:
         return None
@@ -108,6 +111,16 @@ def taken(recording: RowSource, steps: StepTable) -> CoreUse | None:
         own = sum(_rate(looks[rank], "ran_ns") for rank in ranks)
         used[host] = max(busy - own, 0.0), own, int(looks[ranks[0]]["host_cores"][-1])
     return CoreUse(share=float(np.mean(ready)), used=used)
+
+
+def counts_cores(recording: RowSource, ranks: Sequence[int]) -> bool:
+    """Return whether ranks count the time that they wait for a core, and compute on CPUs.
+
+    If `taken` returns None for such ranks, the steps are too short for two samples.
+    """
+    rows = recording.rows("resource")
+    rows = rows[np.isin(rows["rank"], ranks)]
+    return bool((rows["ran_ns"] > 0).any()) and not bool((rows["gpu_allocated_bytes"] >= 0).any())
 
 
 def _rate(looks: Rows, column: str) -> float:

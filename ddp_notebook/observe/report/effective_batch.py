@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -63,20 +63,31 @@ def effective_batch(recording: RowSource, steps: StepTable, shared: Sequence[Seq
     repeated = {rank for group in shared for rank in group[1:]}
     batches = {rank: batch for rank, batch in batches.items() if rank not in repeated}
     total = micro_steps * sum(batch.samples for batch in batches.values())
-    groups = group_by_value({rank: batch.samples for rank, batch in batches.items()})
-    if len(groups) == 1:
-        (samples,) = groups
-        own = f"{samples} x {len(batches)} ranks" if len(batches) > 1 else f"{samples}"
-    else:
-        own = " + ".join(
-            f"{samples}{f' x {len(some)}' if len(some) > 1 else ''} ({list_ranks(some)})"
-            for samples, some in groups.items()
-        )
-        own = f"({own})" if micro_steps > 1 else own
+    own = _sum_of_ranks(batches, is_factor=micro_steps > 1)
     more = f" x {micro_steps} micro-steps" if micro_steps > 1 else ""
     why = " and ".join(list_ranks(list(group)) for group in shared)
     result = f"{own}{more} = {total}" if len(batches) * micro_steps > 1 else own
     return f"{result}, because {why} had the same batches" if why else result
+
+
+def _sum_of_ranks(batches: Mapping[int, Batch], *, is_factor: bool) -> str:
+    """Return the samples of a micro-step on all ranks, in parentheses if a sum is a factor.
+
+    Example:
+        >>> _sum_of_ranks({0: Batch(8, 2), 1: Batch(8, 2)}, is_factor=True)
+        '8 x 2 ranks'
+        >>> _sum_of_ranks({0: Batch(8, 2), 1: Batch(4, 2)}, is_factor=True)
+        '(8 (rank 0) + 4 (rank 1))'
+    """
+    groups = group_by_value({rank: batch.samples for rank, batch in batches.items()})
+    if len(groups) == 1:
+        (samples,) = groups
+        return f"{samples} x {len(batches)} ranks" if len(batches) > 1 else f"{samples}"
+    own = " + ".join(
+        f"{samples}{f' x {len(some)}' if len(some) > 1 else ''} ({list_ranks(some)})"
+        for samples, some in groups.items()
+    )
+    return f"({own})" if is_factor else own
 
 
 def _is_data_parallel(recording: RowSource, ranks: list[int]) -> bool:

@@ -29,7 +29,7 @@ import numpy as np
 
 from ddp_notebook.observe.report.advice import StepParts, gradients_of, is_sharded, suggestions, verdict
 from ddp_notebook.observe.report.bubbles import bubbles
-from ddp_notebook.observe.report.cores import CoreUse, shared, taken
+from ddp_notebook.observe.report.cores import CoreUse, counts_cores, shared, taken
 from ddp_notebook.observe.report.effective_batch import effective_batch
 from ddp_notebook.observe.report.loading import loader_of, loads_usually, started_in
 from ddp_notebook.observe.report.memory_growth import growing_alone
@@ -339,6 +339,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             loader=loader_of(own, found),
             taken=cores,
             loads_usually=loads_usually(found),
+            is_too_short=cores is None and counts_cores(own, found.ranks),
         ),
     )
 

@@ -9,7 +9,12 @@ from ddp_notebook.records.words import list_ranks
 
 OfRanks = dict[int, tuple[int, dict[str, Any]]]  # step and details by rank
 
-_GENERATORS = {"torch": "torch's generator", "CUDA": "the generator of the GPU", "Python": "Python's random module", "NumPy": "NumPy"}
+_GENERATORS = {
+    "torch": "torch's generator",
+    "CUDA": "the generator of the GPU",
+    "Python": "Python's random module",
+    "NumPy": "NumPy",
+}
 _SEEDS = {
     "torch": "torch.manual_seed(seed + rank)",
     "CUDA": "torch.cuda.manual_seed(seed + rank)",
@@ -46,8 +51,8 @@ def _in_fetch(facts: OfRanks) -> Iterator[str]:
             call = f"call {_SEEDS[seeds or generator]} before the loop"
         yield (
             f"{_ranks(ranks)} drew the same random numbers for their first batches, which differ: "
-            f"{_GENERATORS[generator]} had the same state{where}. So random transforms are equal on these ranks. If each "
-            f"rank needs its own, {call}"
+            f"{_GENERATORS[generator]} had the same state{where}. So random transforms are equal on these ranks. If "
+            f"each rank needs its own, {call}"
         )
 
 
