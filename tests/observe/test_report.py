@@ -20,7 +20,7 @@ from ddp_notebook.observe.report.report import report
 from ddp_notebook.observe.steps.steps import measure
 from ddp_notebook.observe.steps.waits import straggler
 from ddp_notebook.records.codec import Batch
-from ddp_notebook.records.schema import SPANS
+from ddp_notebook.records.schema import ORIGINS, SPANS
 from ddp_notebook.records.units import ms, percent
 from ddp_notebook.widgets import simulate as simulated
 from ddp_notebook.widgets.still import saved_summary
@@ -659,10 +659,22 @@ def test_batches_that_differ_between_ranks_are_added():
     assert "effective batch" not in _head(run), "each step has another one"
 
 
+def test_ranks_with_the_same_inputs_count_once():
+    run = simulate(micro_steps=2)
+    run.same_inputs[1] = [[0, 1], [2, 3]]
+    assert _head(run).endswith(
+        "effective batch 32 x 2 ranks x 2 micro-steps = 128, because ranks 0,1 and ranks 2,3 had the same batches"
+    )
+    run.same_inputs[1] = [[0, 1, 2, 3]]
+    assert _head(run).endswith("effective batch 32 x 2 micro-steps = 64, because ranks 0-3 had the same batches")
+    run.same_inputs[1] = []
+    assert "effective batch" not in _head(run), "only some steps had the same inputs"
+
+
 def test_same_or_unknown_inputs_have_no_effective_batch():
     run = simulate(world_size=2)
     run.findings[1] = ("from step 0 on: ranks 0,1 gave model the same inputs (# ddp: ok same-batches)",)
-    assert "effective batch" not in _head(run)
+    assert "effective batch" not in _head(run), "a file without the groups"
     run.findings[1] = ("step 5: another pass over the data has the same order (# ddp: ok same-epoch)",)
     assert "effective batch 32 x 2 ranks = 64" in _head(run)
     is_cell = SPANS.index("cell")
@@ -713,6 +725,68 @@ def test_a_later_inference_cell_has_the_report():
         "Inference: 5 forward passes of Net on ranks 0,1, median 10.0 ms, 889 samples/s of all ranks.",
     ]
     assert str(report(run, 1)).startswith("cell 1: 20 steps on 2 ranks")
+
+
+def _in_cell_2(run: Synthetic, kinds: tuple[str, ...], count: int) -> list[str]:
+    """Add spans of a second cell, and return the lines of its report after the first one."""
+    for rank in range(run.world_size):
+        for number in range(count):
+            for kind in kinds:
+                begin = 2 * BEGIN_NS + number * 20 * MS
+                run.span(
+                    rank, kind, "Net" if kind != "input" else "DataLoader", begin, begin + 10 * MS, cell=2, samples=8
+                )
+    return str(report(run)).splitlines()[1:]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "line"),
+    [
+        (("forward", "backward"), "Passes: 4 backward passes and 4 forward passes on ranks 0,1."),
+        (
+            ("input",),
+            "Input: 4 batches of DataLoader on ranks 0,1, 64 samples. Forward passes of models without DDP and FSDP "
+            "are not recorded.",
+        ),
+        (("input", "evaluation"), "Inference: 4 forward passes of Net on ranks 0,1, median 10.0 ms"),
+    ],
+)
+def test_a_cell_without_an_optimizer_says_what_it_did(kinds, line):
+    assert _in_cell_2(simulate(world_size=2), kinds, 4)[0].startswith(line)
+
+
+def test_a_cell_of_collectives_says_what_it_did():
+    run = simulate(world_size=2)
+    calls = [dict(row) for row in run._rows["call"][-1:]]
+    for rank in range(2):
+        for number in range(12):
+            own = {
+                "rank": rank,
+                "cell": 2,
+                "origin": ORIGINS.index("user"),
+                "bucket": -1,
+                "nbytes_in": 4000,
+                "nbytes_out": 0,
+            }
+            times = {"issue_ns": 2 * BEGIN_NS, "start_ns": 2 * BEGIN_NS, "end_ns": 2 * BEGIN_NS + 3 * MS}
+            run._rows["call"].append({**calls[0], **own, **times, "call": 1000 + number})
+    run._tables.clear()
+    assert str(report(run)).splitlines()[1:] == [
+        "Communication: 12 calls of all_reduce on ranks 0,1, 4.0 kB each, median 3.00 ms."
+    ]
+
+
+def test_steps_that_are_too_short_to_count_cores_give_no_advice_about_communication():
+    options: dict[str, Any] = {"world_size": 2, "transfer_ms": 20, "bucket_nbytes": 25 << 20}
+    advice = "accumulate gradients"
+    run = simulate(**options)
+    assert any(advice in one for one in report(run).suggestions), "cores are not counted"
+    end = max(int(row["end_ns"]) for row in run._rows["span"])
+    for rank in range(2):
+        for second in range(2):  # both samples are from after the steps
+            run.add("resource", rank=rank, time_ns=end + second * 1000 * MS, ran_ns=10 + second, gpu_allocated_bytes=-1)
+    run._tables.clear()
+    assert not any(advice in one for one in report(run).suggestions)
 
 
 def test_inference_alone_has_a_report():

@@ -238,14 +238,20 @@ for step in range({steps}):
     optimizer.step()
     if rank in {leaking}:
         kept.append(torch.ones(4_000_000))
+    if step % {kept} == 0:
+        kept.clear()
     time.sleep(0.5)
 """
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("leaking", "count"), [([1], 1), ([0, 1], 0), ([], 0)])
-def test_growth_of_one_rank_is_reported_once_while_the_cell_runs(session, capsys, leaking, count):
-    session.run(_GROWS.format(steps=50, leaking=leaking))
+@pytest.mark.parametrize(
+    ("leaking", "kept", "count"),
+    [([1], 1000, 1), ([0, 1], 1000, 0), ([], 1000, 0), ([1], 8, 0)],
+    ids=["one rank", "all ranks", "no rank", "a list that is freed"],
+)
+def test_growth_of_one_rank_is_reported_once_while_the_cell_runs(session, capsys, leaking, kept, count):
+    session.run(_GROWS.format(steps=70, leaking=leaking, kept=kept))
     session.run("del kept")
     told = capsys.readouterr().err.count("the resident memory of rank 1 alone grows: from ")
     assert told == count

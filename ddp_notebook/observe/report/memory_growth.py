@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.observe.tables.ring_buffer import select
+from ddp_notebook.observe.tables.store import Store
 from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms, size
 
@@ -15,6 +16,9 @@ _OPTIMIZER = SPANS.index("optimizer")
 _BEGUN = 0.05  # share of the growth below which the memory counts as not yet grown
 _LEAST_BYTES = 64 << 20  # a smaller growth is not told
 _FEWEST = 10  # samples, one per second
+_FEWEST_LIVE = 20  # the same while the cell runs, when a list may still be freed
+_MOST_SAMPLES = 1 << 16
+_PARTS = 4  # of the samples; the lowest memory must grow from part to part
 _RISING = 0.8  # share of the samples that must be above the one before
 _ALONE = 0.1  # other ranks grow by at most this share of the growth
 
@@ -84,7 +88,7 @@ def growing_alone(rows: Rows) -> Growth | None:
         if len(memory) < _FEWEST:
             return None
         grown[rank] = int(memory[-1] - memory[0])
-        if grown[rank] >= _LEAST_BYTES and (np.diff(memory) > 0).mean() >= _RISING:
+        if grown[rank] >= _LEAST_BYTES and _is_steady(memory):
             steady.append(rank)
     if len(steady) != 1 or len(grown) < 2:
         return None
@@ -94,19 +98,47 @@ def growing_alone(rows: Rows) -> Growth | None:
     return growth_of(rows, alone)
 
 
-def growing_in_last_cell(recording: RowSource) -> tuple[int, Growth] | None:
-    """Return the last cell with optimizer steps, and the only rank whose memory grows since its second step.
+def _is_steady(memory: npt.NDArray[np.int64]) -> bool:
+    """Return whether most samples are above the one before, and the memory does not fall back between them.
 
-    Returns None if no rank grows alone, see `growing_alone`.
+    Example:
+        >>> _is_steady(np.arange(20)), _is_steady(np.arange(20) % 7 + np.arange(20) // 7)
+        (True, False)
     """
-    spans = recording.rows("span")
-    steps = select(spans, spans["kind"] == _OPTIMIZER)
-    if not len(steps):
-        return None
-    cell = int(steps["cell"].max())
-    steps = select(steps, (steps["cell"] == cell) & (steps["step"] >= 1))
-    rows = recording.rows("resource")
-    if not len(steps):
-        return None
-    found = growing_alone(select(rows, rows["time_ns"] >= steps["end_ns"].min()))
-    return None if found is None else (cell, found)
+    lowest = [int(part.min()) for part in np.array_split(memory, _PARTS)]
+    return bool((np.diff(memory) > 0).mean() >= _RISING and (np.diff(lowest) > 0).all())
+
+
+class MemoryOfCell:
+    """Samples of the ranks' memory since the second optimizer step of a running cell. Each call reads new rows only.
+
+    Args:
+        store: receives the rows of the ranks.
+        cell: number of the cell.
+    """
+
+    def __init__(self, store: Store, cell: int) -> None:
+        self._rings = store.rings["span"], store.rings["resource"]
+        self._cell = cell
+        self._at = [ring.end for ring in self._rings]
+        self._since_ns: dict[int, int] = {}  # end of the second step, by rank
+        self._samples: list[Rows] = []
+
+    def growing_alone(self) -> Growth | None:
+        """Read the new rows, and return the only rank whose memory grows, see `growing_alone`."""
+        (spans, self._at[0], _), (samples, self._at[1], _) = (
+            ring.since(at) for ring, at in zip(self._rings, self._at, strict=True)
+        )
+        is_step = (spans["kind"] == _OPTIMIZER) & (spans["cell"] == self._cell) & (spans["step"] >= 1)
+        for rank, end_ns in zip(spans["rank"][is_step].tolist(), spans["end_ns"][is_step].tolist(), strict=True):
+            self._since_ns.setdefault(rank, end_ns)
+        if not self._since_ns:
+            return None
+        since_ns = np.full(len(samples), np.iinfo(np.int64).max)
+        for rank, begin_ns in self._since_ns.items():
+            since_ns[samples["rank"] == rank] = begin_ns
+        self._samples.append(select(samples, samples["time_ns"] >= since_ns))
+        rows = np.concatenate(self._samples)[-_MOST_SAMPLES:]
+        self._samples = [rows]
+        counts = np.unique(rows["rank"], return_counts=True)[1]
+        return growing_alone(rows) if len(counts) > 1 and counts.min() >= _FEWEST_LIVE else None

@@ -101,6 +101,8 @@ class StepFacts(StepObserver):
         self._unheld = Unheld()
         self._batches = InputChecksums()
         self._draws = RandomDraws(lambda: training.event_buffer.level != OFF)
+        self._first_model: Any = None  # the model with the first training forward of the cell, until the first step
+        self._drawn: dict[str, Any] = {}  # name and ranks of the model with the first training forward of the cell
         self._of_inputs: Callable[[], Any] | None = None  # the first model with a forward in this cell
         self._has_bad_loss = False  # since the last step
         self.passes = Passes(self.note)
@@ -151,6 +153,7 @@ class StepFacts(StepObserver):
             self._batches.begin_cell()
         self.operations.calls.clear()
         self._draws.begin_cell()
+        self._drawn, self._first_model = {}, None
         self._training.forward_begins = self._draws.forward_begins
         if self._values.are_used:
             self._values.begin_cell()
@@ -183,6 +186,8 @@ class StepFacts(StepObserver):
             else:
                 self.note("trains-apart", 1, model=model_name(self._wrapped(), self._namespace()))
         tell(self.passes.end_cell, self._steps)
+        if self._drawn and len(self._drawn["ranks"]) > 1:
+            self.note("random", 0, **self._drawn, **self._draws.facts())
         tell(self._note_averaging)
         return list(self._facts.values())
 
@@ -226,8 +231,6 @@ class StepFacts(StepObserver):
         name = model_name(model, self._namespace())
         if steps := self._batches.changing():
             self.note("batches", 0, model=name, ranks=ranks, steps=steps)
-        if draws := self._draws.facts():
-            self.note("random", 0, model=name, ranks=ranks, **draws)
         if draws := self.passes.draws:
             self.note("draws", 0, ranks=ranks, draws=draws, last=self.passes.last_step)
         if self._outside is not None and "ddp-bypassed" not in self._facts:
@@ -257,6 +260,7 @@ class StepFacts(StepObserver):
     def _forward_ends(self, model: Any) -> None:
         if self._draws.forward_ends(model):
             self._training.forward_begins = None
+            self._first_model = model
 
     def ddp_forward(self, known: Model, *, synchronizes: bool, has_graph: bool) -> None:
         seen = self._seen.get(known.name)
@@ -414,6 +418,8 @@ class StepFacts(StepObserver):
         self._steps = step
         if self._is_apart:
             return
+        if self._first_model is not None:
+            tell(self._note_first_model)
         self._batches.end_step(step)
         self.passes.end_step(step)
         held = self._held_by(optimizer)
@@ -439,6 +445,11 @@ class StepFacts(StepObserver):
             for _, known, _ in held.models:
                 if (seen := self._seen.get(known.name)) is not None:
                     held.counts[known.name] = seen.counts
+
+    def _note_first_model(self) -> None:
+        """Keep the name and the ranks of the first model now: at the end of the cell it may be gone."""
+        model, self._first_model = self._first_model, None
+        self._drawn = {"model": self._title_of_model(model), "ranks": ranks_of(model)}
 
     def _is_looked_at(self, held: OptimizerParameters, number: int) -> bool:
         return number <= _FIRST or number % _EACH == 0 or self._is_unusual(held)

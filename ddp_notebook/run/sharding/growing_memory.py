@@ -11,6 +11,7 @@ from ddp_notebook.run.session_hooks import SessionFeature
 
 if TYPE_CHECKING:
     from ddp_notebook.messages.ranks import RunCell
+    from ddp_notebook.observe.report.memory_growth import MemoryOfCell
     from ddp_notebook.run.session_parts import SessionParts
 
 _log = logging.getLogger(__name__)
@@ -22,12 +23,13 @@ class GrowingMemory(SessionFeature):
 
     def __init__(self, parts: SessionParts) -> None:
         super().__init__(parts)
-        self._cell = 0  # the last cell that has begun
-        self._told: set[int] = set()  # cells
+        self._memory: MemoryOfCell | None = None  # of the running cell; None: its growth was reported
+        self._cell = 0
+        self._is_begun = False
         self._look_at = time.monotonic() + _EVERY_S
 
     def cell_begins(self, cell: RunCell) -> None:
-        self._cell = cell.cell
+        self._cell, self._is_begun, self._memory = cell.cell, False, None
 
     def notices(self) -> Sequence[str]:
         try:
@@ -43,13 +45,11 @@ class GrowingMemory(SessionFeature):
         recordings = self.parts.hooks.features.get("recording")
         if recordings is None:
             return ()
-        from ddp_notebook.observe.report.memory_growth import growing_in_last_cell
+        if not self._is_begun:
+            from ddp_notebook.observe.report.memory_growth import MemoryOfCell
 
-        recording = recordings.observer.recording
-        with recording._as_it_is():  # the cell is running, so its ranks cannot send their last rows
-            found = growing_in_last_cell(recording)
-        if found is None or found[0] != self._cell or found[0] in self._told:
+            self._is_begun, self._memory = True, MemoryOfCell(recordings.observer.recording.store, self._cell)
+        if self._memory is None or (growth := self._memory.growing_alone()) is None:
             return ()
-        cell, growth = found
-        self._told.add(cell)
+        self._memory = None
         return (f"the resident memory of rank {growth.rank} alone grows: {growth} so far. %ddp_memory shows the parts",)
