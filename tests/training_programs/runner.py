@@ -43,8 +43,10 @@ _LEGEND = """
   *Noticed only*: something else was reported, such as the error of torch.
 - *Right* programs must be *silent*.
 - *Deliberate* programs do something unusual on purpose. They may be noticed. *Wrong cause*: they were called wrong."""
-# Notes of the report about times, or about the choice of the cell
-_OF_TIMES = re.compile(r"Bubble of|cell \d+ ran later|\d+ ranks on \d+ cores")
+# Notes of the report about times, about the choice of the cell, or about the contents of a cell
+_OF_TIMES = re.compile(
+    r"Bubble of|cell \d+ ran later|\d+ ranks on \d+ cores|(Inference|Input|Passes|Communication|Pipeline): "
+)
 _OF_GROUP = "no default process group after this cell"  # a script that ends its group
 _OUTPUT = re.compile(r"^\[[\d, -]+\] ")  # a line that a rank has printed
 _CLEAN = re.compile(r"(succeeded|stopped): ranks?[^\n]*|^--- ranks? [\d,-]+ ---$", re.MULTILINE)

@@ -20,7 +20,7 @@ _OTHERS_CORES = 0.25  # a report mentions other processes that use at least this
 _ALL = 0.8  # share of a host's cores above which its ranks count as using all
 _OTHERS_SHARE = 0.15  # a report mentions other processes that use at least this share of a host's cores
 _LEAST_NS = 200_000_000  # shortest time between two samples: CPU time of a host is counted in ticks of 10 ms
-_LEAST_SHARE = 0.5  # of the time between two samples that the steps must take
+_LEAST_SHARE = 0.5  # steps must take this share of the time between two samples
 _AROUND_NS = 300_000_000  # samples arrive with batches, up to this time after a step
 _MANY_HOSTS = 3
 

@@ -18,7 +18,7 @@ _LEAST_BYTES = 64 << 20  # a smaller growth is not told
 _FEWEST = 10  # samples, one per second
 _FEWEST_LIVE = 20  # the same while the cell runs, when a list may still be freed
 _MOST_SAMPLES = 1 << 16
-_PARTS = 4  # of the samples; the lowest memory must grow from part to part
+_PARTS = 4  # the lowest memory must grow from quarter to quarter of the samples
 _RISING = 0.8  # share of the samples that must be above the one before
 _ALONE = 0.1  # other ranks grow by at most this share of the growth
 

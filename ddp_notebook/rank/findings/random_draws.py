@@ -26,7 +26,7 @@ from ddp_notebook.rank.variables import random_states
 from ddp_notebook.stdlib import logging, struct, weakref
 
 _log = logging.getLogger(__name__)
-Part = dict[str, list[Any]]  # by generator: checksum of the state before the part, and whether the part drew from it
+Part = dict[str, list[Any]]  # checksum of the state before the part, and whether it changed, by generator
 _GENERATORS = ("torch", "Python", "NumPy")  # generators of a worker
 _RECORD = struct.Struct("<q3I3?")  # seed of the iterator, and the part of its first worker
 _SLOTS = 64

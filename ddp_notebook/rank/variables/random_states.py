@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-# State of torch's generator; of CUDA generators by device ("cuda": the current one); of Python; of NumPy, None if it
-# is not imported.
+# The states are those of torch, of CUDA devices ("cuda": the current one), of Python, and of NumPy if it is imported.
 RandomStates: TypeAlias = tuple[torch.Tensor, dict[str, torch.Tensor], Any, Any]
 
 

@@ -23,7 +23,7 @@ class GrowingMemory(SessionFeature):
 
     def __init__(self, parts: SessionParts) -> None:
         super().__init__(parts)
-        self._memory: MemoryOfCell | None = None  # of the running cell; None: its growth was reported
+        self._memory: MemoryOfCell | None = None  # None: the growth of the running cell was reported
         self._cell = 0
         self._is_begun = False
         self._look_at = time.monotonic() + _EVERY_S
