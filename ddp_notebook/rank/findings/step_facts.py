@@ -186,10 +186,14 @@ class StepFacts(StepObserver):
             else:
                 self.note("trains-apart", 1, model=model_name(self._wrapped(), self._namespace()))
         tell(self.passes.end_cell, self._steps)
-        if self._drawn and len(self._drawn["ranks"]) > 1:
-            self.note("random", 0, **self._drawn, **self._draws.facts())
+        tell(self._note_draws)
         tell(self._note_averaging)
         return list(self._facts.values())
+
+    def _note_draws(self) -> None:
+        """Note the random numbers of the first step, which the notebook compares."""
+        if self._drawn and len(self._drawn["ranks"]) > 1:
+            self.note("random", 0, **self._drawn, **self._draws.facts())
 
     def _note_norms(self) -> None:
         """Note the norms of shards, which the notebook compares."""
