@@ -776,7 +776,7 @@ def test_a_cell_of_collectives_says_what_it_did():
     ]
 
 
-def test_steps_that_are_too_short_to_count_cores_give_no_advice_about_communication():
+def test_short_steps_give_no_advice_about_communication():
     options: dict[str, Any] = {"world_size": 2, "transfer_ms": 20, "bucket_nbytes": 25 << 20}
     advice = "accumulate gradients"
     run = simulate(**options)
