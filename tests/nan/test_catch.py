@@ -53,7 +53,7 @@ def printed(ranks, expression: str) -> list[str]:
             "sqrt",
             "the backward of layers.1.odd.inner (Sqrt) made the first NaN: AbsBackward0 returned a gradient with ",
         ),
-        ("loss", "the output of the model was finite, and the gradient of the loss was not"),
+        ("loss", "the output of the model was finite, and the gradient of this output was not"),
     ],
 )
 def test_all_ranks_stop_and_the_place_is_named(stopped, ranks, fault, expected):
@@ -124,17 +124,75 @@ def test_infinite_values_are_traced(stopped):
     assert "what it got had infinite values; the forward of layers.1.odd.inner (Log) made the first of those" in lines
 
 
-def test_fsdp_stops_all_ranks_also_if_one_shard_has_the_nan(stopped):
-    lines = stopped("train('sqrt', wrap=shard)")
-    assert "rank 1, step 3: the gradients of layers.1 had " in lines
-    assert "1 earlier average of this backward had finite gradients" in lines
-    assert "the module is not known" in lines
+SQRT = "rank 1: the backward of layers.1.odd.inner (Sqrt) made the first NaN"
+
+
+@pytest.mark.parametrize("fault", ["sqrt", "log", "loss"])
+@pytest.mark.parametrize("wrap", ["shard", "flatten", "lambda net: flatten(net, True)"])
+def test_ranks_of_fsdp_repeat_the_forward_together(stopped, ranks, wrap, fault):
+    lines = stopped(f"train({fault!r}, wrap={wrap})")
+    if fault == "sqrt":
+        assert "1 earlier average of this backward had finite gradients" in lines
+        assert ("rank 1, step 3: the gradients of layers.1 had " in lines) == (wrap == "shard")
+        assert SQRT in lines
+    elif fault == "log":
+        assert "rank 1: the forward of layers.1.norm (BatchNorm1d) made the first NaN" in lines
+    else:
+        assert "rank 1: the output of the model was finite, and the gradient of this output was not" in lines
+    assert "the gradients of rank 0 were finite before the average" in lines
+    assert printed(ranks, "same(kept, state())") == ["True", "True"]
+
+
+@pytest.mark.parametrize("guilty", [0, 1, None])
+def test_ranks_of_tensor_parallel_stop_and_repeat_the_forward_together(stopped, ranks, guilty):
+    lines = stopped(f"train('sqrt', wrap=split, seed=5, guilty={guilty})")
+    for rank in (0, 1):
+        assert f"rank {rank}, step 3: gradients had NaN before the optimizer step" in lines
+    assert "the backward of layers.1.odd.inner (Sqrt) made the first NaN" in lines
+    assert printed(ranks, "same(kept, state())") == ["True", "True"]
+
+
+def test_gradients_that_the_user_averages(stopped, ranks):
+    lines = stopped("train('sqrt', wrap=alone, by_hand=True)")
+    assert "rank 1, step 3: the tensor of all_reduce had 256 NaN of 256 elements before the average" in lines
+    assert SQRT in lines and "the gradients of rank 0 were finite before the average" in lines
+    assert printed(ranks, "same(kept, state())") == ["True", "True"]
 
 
 def test_without_an_average_the_rank_with_the_nan_stops(stopped):
-    assert "rank 1, step 3: gradients had NaN before the optimizer step" in stopped(
-        "train('input', wrap=lambda net: net)", "(rank 1); succeeded: rank 0"
-    )
+    lines = stopped("train('input', wrap=alone)", "(rank 1); succeeded: rank 0")
+    assert "rank 1, step 3: gradients had NaN before the optimizer step" in lines
+    assert "rank 1: the input of the model was not finite: argument 0 has 1 of 128 elements" in lines
+
+
+@pytest.mark.parametrize(
+    "options", ["", "syncs_all=True", "bad=0", "bad=2", "wrap=fully_shard", "wrap=fully_shard, syncs_all=True"]
+)
+def test_the_bad_micro_step_of_gradient_accumulation_is_repeated(stopped, options):
+    lines = stopped(f"accumulate({options})")
+    assert "rank 1: the backward of odd (Sqrt) made the first NaN" in lines
+    assert "the gradients of rank 0 were finite before the average" in lines
+
+
+def test_each_call_of_a_closure_is_checked(stopped):
+    assert "rank 1: the backward of odd (Sqrt) made the first NaN" in stopped("closures()")
+
+
+@pytest.mark.parametrize("how", ["outside", "inside", "whole"])
+def test_compiled_models_are_repeated_without_compilation(stopped, how):
+    lines = stopped(f"compiled({how!r})")
+    assert "rank 1: the backward of odd (Sqrt) made the first NaN" in lines
+    assert "the gradients of rank 0 were finite before the average" in lines
+
+
+def test_two_models_are_told_apart(ranks, capsys):
+    # A step of the critic comes between the forward and the backward of the generator.
+    for bad in ("generator", "critic"):
+        with pytest.raises(RankError, match=r"GradientsNotFiniteError.*\(ranks 0-1\)"):
+            ranks.run(f"adversaries({bad!r})")
+        lines = capsys.readouterr().err
+        assert f"rank 1: the backward of 1.odd (Sqrt) of {bad} made the first NaN" in lines
+        assert "the gradients of rank 0 were finite before the average" in lines
 
 
 def test_a_scaler_skips_its_step_itself(ranks):
@@ -147,7 +205,7 @@ def test_a_scaler_skips_its_step_itself(ranks):
 
 def test_the_next_cells_run_and_nothing_is_left(ranks):
     hooks = "len(__import__('torch.optim.optimizer', fromlist=['']).__dict__['_global_optimizer_pre_hooks'])"
-    state = f"DDP.forward.__code__.co_name, torch.nn.Module.__call__.__qualname__, {hooks}"
+    state = f"torch.nn.Module.__call__.__qualname__, {hooks}"
     before = printed(ranks, state)
     assert ranks.run("train()").ok
     assert printed(ranks, state) == before

@@ -162,16 +162,16 @@ class RankRecording:
             self._recorder.instead = solo.run
             self.training.on_step.append(solo.on_step)
         if options.catch_nan:
-            self._catch_nan()
+            self._catch_nan(namespace)
         if options.profile:
             self._profile = TorchProfile(str(profile_path(options.profiles, cell, self._rank())))
         self._began_ns, self._began_at = time.monotonic_ns(), self.event_buffer.puts
 
-    def _catch_nan(self) -> None:
+    def _catch_nan(self, namespace: dict[str, Any]) -> None:
         from ddp_notebook.rank.record.nan.catcher import NanCatcher
 
         self._catcher = self._catcher or NanCatcher(self._recorder, self.event_buffer, self.training.note)
-        self._catcher.begin_cell()
+        self._catcher.begin_cell(namespace)
 
     def end_cell(self) -> None:
         """End the recording of a cell. A cell without records leaves no rows."""

@@ -66,18 +66,26 @@ def sentences(
 def _origin(details: Mapping[str, Any]) -> str:
     """Return the words about the place that made the first bad value; "" if there are none."""
     place, name, kind, words = details["origin"]
+    model = details["model"] or "the model"
     title = f"{name} ({kind})" if name and kind else name or kind
+    of = f" of {model}" if title and details["model"] else ""
     if place == "input":
-        return f"the input of the model was not finite: {words}"
+        return f"the input of {model} was not finite: {words}"
     if place == "parameters":
-        return f"parameters were not finite before the forward: {name}"
+        return f"parameters were not finite before the forward{of}: {name}"
     if place == "loss":
-        return f"{words}: look at the code after the model"
+        return (
+            f"the output of {model} was finite, and the gradient of this output was not: look at the code after {model}"
+        )
     if place:
-        return f"the {place} of {title or 'the model'} made the first {details['kind']}: {words}"
+        return f"the {place} of {title or model}{of} made the first {details['kind']}: {words}"
     if words:
         return f"the module is not known: {words}"
-    return "" if details["has_forward"] else "the module is not known: only a forward of a DDP model can be repeated"
+    return (
+        ""
+        if details["has_forward"]
+        else "the module is not known: no forward with gradients has run since the last step"
+    )
 
 
 def _gradients(rank: int, details: Mapping[str, Any], recording: RecordedTables | None) -> str:

@@ -2,7 +2,9 @@
 
 catcher          the checks of one cell, and the error that stops it on all ranks
 checked_calls    the gradients of each average: checked before it, and marked so that all ranks see the result
-last_forward     inputs and random state of the last forward of each model
-replay           repeats that forward and its backward on this rank alone, and restores everything
+gradients        local parts of gradients, and whether they are finite
+last_forward     inputs and random state of the last forwards of each model
+replay           repeats such a forward and its backward, and restores everything
+shared_models    FSDP and tensor parallel, whose ranks repeat a forward together
 origin           the module, or other place, that made the first bad value
 """

@@ -17,6 +17,7 @@ from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.record.event_buffer import EventBuffer
+from ddp_notebook.rank.record.nan.gradients import SMALL
 from ddp_notebook.stdlib import math
 
 _REDUCES = frozenset(
@@ -26,7 +27,6 @@ _REDUCES = frozenset(
     )
 )
 _SUMS = ("SUM", "AVG", "PREMUL_SUM")
-_SMALL = torch.float16, torch.bfloat16  # a sum of these would overflow in their own dtype
 
 
 class Checked(NamedTuple):
@@ -69,22 +69,31 @@ class CheckedCalls:
 
     Args:
         event_buffer: has the bucket of the running comm hook.
+
+    Attributes:
+        is_on: averages are checked.
+        has_sums_of_user: the user has called a sum of floating-point tensors since the last step.
     """
 
     def __init__(self, event_buffer: EventBuffer) -> None:
         self._event_buffer = event_buffer
+        self.is_on = True
         self._averages: list[_Average] = []
+        self._first_bad: list[Checked] | None = None  # of the first backward that made bad gradients
         self._of_user: list[Checked] = []
+        self.has_sums_of_user = False
 
     def forget(self) -> None:
         """Forget all averages."""
         self._averages.clear()
+        self._first_bad = None
         self._of_user.clear()
+        self.has_sums_of_user = False
 
     def look(self, call: Call) -> None:
         """Check a collective that is about to start. Never raises."""
         kernel = call.kernel
-        if kernel.spec.name in _REDUCES and (at := kernel.at_input) is not None:
+        if self.is_on and kernel.spec.name in _REDUCES and (at := kernel.at_input) is not None:
             try:
                 unseen(self._look, call, [one for one in flat(call.arguments[at]) if one.is_floating_point()])
             except RuntimeError:  # a tensor without readable values; the user's call must continue
@@ -135,6 +144,7 @@ class CheckedCalls:
         """Note a bad tensor that the user averages; it may be no gradient."""
         if call.kernel.reduce_op_of(call.arguments[call.kernel.at_rest :]) not in _SUMS:
             return
+        self.has_sums_of_user = True
         with torch.no_grad():
             self._of_user += [
                 one for tensor in tensors if (one := _checked(call, tensor, is_of_user=True)) is not None and one.nans
@@ -149,25 +159,48 @@ class CheckedCalls:
 
     def is_any_bad(self) -> bool:
         """Return whether an averaged gradient has a NaN. It is the same on all ranks of a group. Waits for a GPU."""
-        first = [one.float() for average in self._last() for one in average.first]
-        if not first:
-            return False
+        if self._first_bad is not None:
+            return True
         with torch.no_grad():
-            return not bool(torch.cat(first).isfinite().all())
+            first = _first_elements(self._last())
+            return first is not None and not bool(first.isfinite().all())
 
     @property
     def finite_before(self) -> int:
         """Number of averages of the last backwards before the first one with a bad gradient; 0 if none is known."""
+        if self._first_bad is not None:
+            return 0
         for number, average in enumerate(last := self._last()):
-            if any(one.total is None or not math.isfinite(one.total.item()) for one in average.bad):
+            if any(map(_is_bad, average.bad)):
                 return sum(one.backward == average.backward for one in last[:number])
         return 0
 
+    def note_gradients(self, are_finite: bool) -> None:
+        """Note the gradients after a backward that another one will follow before the step, in accumulation.
+
+        Later backwards add to bad gradients, and averages spread these. So the ranks of the first one count.
+        """
+        if are_finite:
+            self._first_bad = None
+        elif self._first_bad is None and self._averages:
+            self._first_bad = [bad for average in self._last() for bad in average.bad]
+
     def bad(self) -> list[Checked]:
         """Return the bad gradients of this rank in the order of their averages, or else bad tensors of the user."""
-        found = [one for average in self._last() for one in average.bad]
-        found = [one for one in found if one.total is None or not math.isfinite(one.total.item())]
+        if self._first_bad is not None:
+            return list(filter(_is_bad, self._first_bad))
+        found = [one for average in self._last() for one in average.bad if _is_bad(one)]
         return found or list(self._of_user)
+
+
+def _is_bad(one: Checked) -> bool:
+    return one.total is None or not math.isfinite(one.total.item())
+
+
+def _first_elements(averages: Sequence[_Average]) -> torch.Tensor | None:
+    """Return the first elements of the results of some averages; None if there are none."""
+    first = [one.float() for average in averages for one in average.first]
+    return torch.cat(first) if first else None
 
 
 def _checked(call: Call, tensor: torch.Tensor, *, is_of_user: bool) -> Checked | None:
@@ -175,7 +208,7 @@ def _checked(call: Call, tensor: torch.Tensor, *, is_of_user: bool) -> Checked |
     values = tensor.detach()
     if values.layout is not torch.strided:
         values = values._values()
-    total = values.sum(dtype=torch.float32 if values.dtype in _SMALL else None)
+    total = values.sum(dtype=torch.float32 if values.dtype in SMALL else None)
     if not values.is_cpu:
         return Checked(call, total, 0, 0, values.numel(), is_of_user)
     if math.isfinite(total.item()):
@@ -207,15 +240,3 @@ def _first_of(tensor: torch.Tensor) -> torch.Tensor:
     if values.layout is not torch.strided:
         values = values._values()
     return values.reshape(-1)[:1]
-
-
-def are_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether all elements are finite. Sums come first, since they are faster."""
-    with torch.no_grad():
-        some = [one for one in tensors if one.numel() and (one.is_floating_point() or one.is_complex())]
-        if not some or some[0].is_meta:
-            return True
-        norms = torch._foreach_norm(some)
-        if bool(torch.stack([one.to(norms[0].device, torch.float32) for one in norms]).isfinite().all()):
-            return True
-        return all(bool(one.isfinite().all()) for one in some)  # a norm may overflow

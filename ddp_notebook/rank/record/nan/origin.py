@@ -9,10 +9,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ddp_notebook.records.words import bad_elements as counts
-from ddp_notebook.stdlib import threading
+from ddp_notebook.stdlib import re, threading
 
 _MOST_NODES = 200_000
+_WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)")
 _MOST_SAMPLES = 8
+NEVER = 1 << 23  # more than the values that are checked; exact in float32
+_BACKWARD_FROM = 1 << 22
 
 
 class Origin(NamedTuple):
@@ -23,12 +26,30 @@ class Origin(NamedTuple):
         name: name of the module, or of the parameters; "" for the model itself.
         kind: class of the module.
         details: words about the values, or why the place is not known.
+        order: number of values that were checked before the first bad one, in a forward and its backward.
     """
 
     place: str
     name: str = ""
     kind: str = ""
     details: str = ""
+    order: int = NEVER
+
+
+def clean_name(name: str) -> str:
+    """Return the name of a module or parameter without the names of wrappers.
+
+    Example:
+        >>> clean_name("layers.0._fsdp_wrapped_module.up._orig_mod")
+        'layers.0.up'
+    """
+    return _WRAPPERS.sub("", name).rstrip(".")
+
+
+def kind_of(module: torch.nn.Module) -> str:
+    """Return the name of the class of a module, which `fully_shard` replaces by a derived one."""
+    kinds = [kind.__name__ for kind in type(module).__mro__]
+    return kinds[0].removeprefix("FSDP") if "FSDPModule" in kinds else kinds[0]
 
 
 def is_bad(tensor: torch.Tensor, *, nans_only: bool) -> bool:
@@ -41,8 +62,15 @@ def is_bad(tensor: torch.Tensor, *, nans_only: bool) -> bool:
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in a value, without those of other classes, whose elements may be elsewhere."""
-    return [one for one in tree_leaves(value) if type(one) in (torch.Tensor, torch.nn.Parameter)]
+    """Return the tensors in a value, with the local parts of DTensors, and without those of other classes."""
+    found: list[torch.Tensor] = []
+    for one in tree_leaves(value):
+        plain: Any = one.to_local() if hasattr(one, "to_local") else one
+        if type(plain).__name__ == "AsyncCollectiveTensor":
+            plain = plain.wait()
+        if type(plain) in (torch.Tensor, torch.nn.Parameter):
+            found.append(plain)
+    return found
 
 
 def bad_input(values: Sequence[Any], *, nans_only: bool) -> str:
@@ -89,6 +117,7 @@ class _Firsts:
     def __init__(self, place: str) -> None:
         self._place = place
         self._by_kind: dict[str, _First] = {}
+        self.checked = _BACKWARD_FROM if place == "backward" else 0  # number of checked values
 
     def add_input(self, details: str, made: frozenset[str]) -> None:
         """Add bad values in the input of the model. Infinite ones may be right, as in a mask."""
@@ -104,7 +133,7 @@ class _Firsts:
             given, made: kinds of bad values that the module got, and that it has made.
         """
         for one in made - given:
-            self._by_kind.setdefault(one, _First(Origin(self._place, name, kind, details), given))
+            self._by_kind.setdefault(one, _First(Origin(self._place, name, kind, details, self.checked), given))
 
     def origin(self, *, nans_only: bool) -> Origin | None:
         """Return the place of the first NaN, or of the first bad value; None if there was none."""
@@ -125,7 +154,8 @@ class _Firsts:
                 words += (
                     f"; the {self._place} of {title_of(before.origin)} made the first of those: {before.origin.details}"
                 )
-        return found.origin._replace(details=f"{found.origin.details}; {words}")
+        order = min(one.origin.order for one in self._by_kind.values())
+        return found.origin._replace(details=f"{found.origin.details}; {words}", order=order)
 
 
 NAN, INFINITE = "NaN", "infinite values"
@@ -165,7 +195,7 @@ class ForwardSearch:
     """
 
     def __init__(self, model: torch.nn.Module, check: Callable[[], None]) -> None:
-        self._names = {id(module): name for name, module in model.named_modules()}
+        self._names = {id(module): clean_name(name) for name, module in model.named_modules()}
         self._check = check
         self._open: list[tuple[torch.nn.Module, frozenset[str]]] = []  # modules with the kinds of their inputs
         self._firsts = _Firsts("forward")
@@ -184,6 +214,7 @@ class ForwardSearch:
             if threading.get_ident() != self._thread or id(module) not in self._names:
                 return original(module, *args, **named)
             self._check()
+            self._firsts.checked += 1
             given = kinds_in((args, named))
             if not self._open and given:
                 self._firsts.add_input(bad_input([*args, *named.values()], nans_only=False), given)
@@ -193,6 +224,7 @@ class ForwardSearch:
             self._open.append((module, given))
             begin = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
             out = original(module, *args, **named)
+            self._firsts.checked += 1
             self._open.pop()
             self._nodes.append((begin, torch.autograd._get_sequence_nr(), module))  # type: ignore[attr-defined]
             if made := kinds_in(out) - given:
@@ -203,16 +235,16 @@ class ForwardSearch:
         return __call__
 
     def _add(self, module: torch.nn.Module, details: str, given: frozenset[str], made: frozenset[str]) -> None:
-        self._firsts.add(self._names[id(module)], type(module).__name__, details, given, made)
+        self._firsts.add(self._names[id(module)], kind_of(module), details, given, made)
 
     def _title(self, module: torch.nn.Module) -> str:
-        return title_of(Origin("", self._names[id(module)], type(module).__name__))
+        return title_of(Origin("", self._names[id(module)], kind_of(module)))
 
     def module_of(self, number: int) -> tuple[str, str]:
         """Return name and class of the innermost module whose forward has made an autograd node."""
         for begin, end, module in self._nodes:
             if begin <= number < end:
-                return self._names[id(module)], type(module).__name__
+                return self._names[id(module)], kind_of(module)
         return "", ""
 
 
@@ -248,6 +280,7 @@ class BackwardSearch:
     def _hook(self, name: str, number: int) -> Callable[[Any, Any], None]:
         def look(inputs: Any, outputs: Any) -> None:
             self._check()
+            self._firsts.checked += 1
             if made := kinds_in(inputs):
                 module, kind = self._forward.module_of(number)
                 bad = next(one for one in tensors_of(inputs) if is_bad(one, nans_only=False))

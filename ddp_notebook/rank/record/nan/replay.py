@@ -1,14 +1,18 @@
-"""Repeat the last forward of a model and its backward on this rank alone, to find the module that made a bad value.
+"""Repeat the last forward of a model and its backward, to find the module that made a bad value.
 
-Afterwards everything is as before: buffers, other attributes of modules, gradients, random state. Collectives raise in
-the meantime, so no other rank is needed. Gradients of parameters are not touched, because `torch.autograd.grad` returns
-them instead of adding them.
+Afterwards everything is as before: buffers, other attributes of modules, gradients, random state.
+
+- A model that is complete on this rank is repeated by this rank alone. Collectives raise in the meantime.
+- FSDP and tensor parallel need all ranks. `agreed` must be called on all of them; then all repeat the same forward.
+
+Gradients of parameters are not touched, because `torch.autograd.grad` returns them instead of adding them. The
+backward of FSDP adds them, so the gradients are put aside.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +21,16 @@ from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.record.nan.last_forward import KeptForward, outputs_of
-from ddp_notebook.rank.record.nan.origin import BackwardSearch, ForwardSearch, Origin, bad_input, is_bad
+from ddp_notebook.rank.record.nan.origin import (
+    BackwardSearch,
+    ForwardSearch,
+    Origin,
+    bad_input,
+    clean_name,
+    is_bad,
+    tensors_of,
+)
+from ddp_notebook.rank.record.nan.shared_models import GradientsAside
 from ddp_notebook.rank.variables import random_states
 from ddp_notebook.stdlib import contextlib, io
 
@@ -31,7 +44,7 @@ class ReplayNeedsRanksError(RuntimeError):
 
 
 class Replay:
-    """Repeats forwards of this rank.
+    """Repeats forwards.
 
     Args:
         recorder: the collectives of this rank.
@@ -41,35 +54,41 @@ class Replay:
     def __init__(self, recorder: Recorder, event_buffer: EventBuffer) -> None:
         self._recorder, self._event_buffer = recorder, event_buffer
 
-    def origin(self, kept: KeptForward, *, nans_only: bool) -> Origin:
+    def origin(self, kept: KeptForward, *, nans_only: bool, aside: GradientsAside | None = None) -> Origin:
         """Return the place that made the first bad value.
 
         Args:
             kept: the forward.
             nans_only: look for NaN only. Otherwise infinite values count too.
+            aside: all ranks repeat the forward together; None: this rank does alone.
         """
-        arguments = [*kept.inputs, *kept.named.values()]
-        if found := bad_input(arguments, nans_only=True):
-            return Origin("input", details=found)
-        if why := kept.changed():
-            return Origin("", details=why)
-        bad = [name for name, one in kept.module.named_parameters() if is_bad(one, nans_only=nans_only)]
-        if bad:
-            return Origin("parameters", ", ".join(bad[:_MOST_NAMES]) + ", ..." * (len(bad) > _MOST_NAMES))
+        given = Origin("")
+        if found := bad_input([*kept.inputs, *kept.named.values()], nans_only=True):
+            given = Origin("input", details=found)
+        elif bad := bad_parameters(kept, nans_only=nans_only):
+            given = Origin("parameters", ", ".join(bad[:_MOST_NAMES]) + ", ..." * (len(bad) > _MOST_NAMES))
+        if aside is None:
+            if given.place:
+                return given
+            if why := kept.changed():
+                return Origin("", details=why)
         try:
-            return restored(lambda: self._search(kept, nans_only=nans_only), self._state(kept))
+            restore = self._state(kept, aside)
+            found_here = restored(lambda: self._search(kept, nans_only=nans_only, aside=aside), restore)
         except ReplayNeedsRanksError:
             return Origin("", details="its forward or backward calls a collective")
         except Exception as error:
-            return Origin("", details=f"repeating its forward raised {type(error).__name__}")
+            found_here = Origin("", details=f"repeating its forward raised {type(error).__name__}")
+        return given if given.place else found_here
 
-    def _search(self, kept: KeptForward, *, nans_only: bool) -> Origin:
+    def _search(self, kept: KeptForward, *, nans_only: bool, aside: GradientsAside | None) -> Origin:
         def check() -> None:
             if self._recorder.refusal is not None:  # the cell is being stopped
                 raise KeyboardInterrupt
 
         self._event_buffer.level = OFF
-        self._recorder.instead = _refuse
+        if aside is None:
+            self._recorder.instead = _refuse
         module = kept.module
         forward = ForwardSearch(module, check)
         torch.nn.Module.__call__ = forward.around_call(torch.nn.Module.__call__)  # type: ignore[method-assign]
@@ -82,11 +101,13 @@ class Replay:
             if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import takes a second
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             outputs = outputs_of(module(*kept.inputs, **kept.named))
-        if (found := forward.origin(nans_only=nans_only)) is not None:
+        found = forward.origin(nans_only=nans_only)
+        if found is not None and aside is None:
             return found
-        if any(is_bad(one, nans_only=nans_only) for one, _ in kept.gradients.values()):
-            return Origin("loss", details="the output of the model was finite, and the gradient of the loss was not")
-        return self._search_backward(kept, outputs, forward, nans_only=nans_only, check=check)
+        of_backward = self._search_backward(
+            kept, outputs, forward, nans_only=nans_only, check=check, aside=aside, only_runs=found is not None
+        )
+        return found or of_backward
 
     def _search_backward(
         self,
@@ -96,21 +117,38 @@ class Replay:
         *,
         nans_only: bool,
         check: Callable[[], None],
+        aside: GradientsAside | None,
+        only_runs: bool,
     ) -> Origin:
+        """Repeat the backward.
+
+        Args:
+            only_runs: the place is known already, but other ranks repeat the backward too.
+        """
+        of_loss = _has_bad((one for one, _ in kept.gradients.values()), nans_only=nans_only)
+        loss = _OF_LOSS if kept.had_finite_outputs() else _OTHER_VALUES
+        if of_loss and aside is None:
+            return loss
         known = [(outputs[at], one) for at, (one, _) in sorted(kept.gradients.items()) if at < len(outputs)]
-        wanted = [one for one in (*kept.module.parameters(), *kept.tensors()) if one.requires_grad]
-        if not known or not wanted:
-            return Origin("", details="no gradient of its output was computed")
         backward = BackwardSearch(forward, check)
-        backward.watch(one for one, _ in known)
-        torch.autograd.grad(
-            [one for one, _ in known], wanted, grad_outputs=[one for _, one in known], allow_unused=True
-        )
+        if not only_runs:
+            backward.watch(one for one, _ in known)
+        heads, gradients = [one for one, _ in known], [one for _, one in known]
+        if aside is not None and aside.is_needed:
+            aside.put_aside()
+            torch.autograd.backward(heads, gradients)
+        else:
+            wanted = [one for one in (*kept.parameters, *kept.tensors()) if one.requires_grad]
+            if not known or not wanted:
+                return Origin("", details="no gradient of its output was computed")
+            torch.autograd.grad(heads, wanted, grad_outputs=gradients, allow_unused=True)
+        if of_loss:
+            return loss
         return backward.origin(nans_only=nans_only) or Origin(
             "", details="its last forward and backward gave finite values when repeated"
         )
 
-    def _state(self, kept: KeptForward) -> Callable[[], None]:
+    def _state(self, kept: KeptForward, aside: GradientsAside | None) -> Callable[[], None]:
         """Keep the state that the repetition changes. Return a function that restores it, which may be called again."""
         recorder, event_buffer = self._recorder, self._event_buffer
         level, instead, call = event_buffer.level, recorder.instead, torch.nn.Module.__call__
@@ -135,9 +173,24 @@ class Replay:
             with torch.no_grad():
                 for tensor, values in buffers:  # BatchNorm changes its statistics without a new version
                     tensor.detach().copy_(values)
+            if aside is not None:
+                aside.restore()
             random_states.restore(states)
 
         return restore
+
+
+_OF_LOSS = Origin("loss", details="the gradient of its output was not finite")
+_OTHER_VALUES = Origin("", details="its last forward gave other values when repeated")
+
+
+def bad_parameters(kept: KeptForward, *, nans_only: bool) -> list[str]:
+    """Return the names of the parameters that are not finite on this rank."""
+    return [clean_name(name) for name, one in kept.module.named_parameters() if _has_bad([one], nans_only=nans_only)]
+
+
+def _has_bad(tensors: Iterable[torch.Tensor], *, nans_only: bool) -> bool:
+    return any(is_bad(one, nans_only=nans_only) for one in tensors_of(list(tensors)))
 
 
 def _plain_tensors(modules: list[torch.nn.Module]) -> Iterator[torch.Tensor]:
@@ -145,9 +198,17 @@ def _plain_tensors(modules: list[torch.nn.Module]) -> Iterator[torch.Tensor]:
     seen: set[int] = set()
     for module in modules:
         for one in (*module._buffers.values(), *module.__dict__.values()):
-            if type(one) is torch.Tensor and id(one) not in seen and not one.is_inference():
+            if type(one) is torch.Tensor and id(one) not in seen and not one.is_inference() and _has_memory(one):
                 seen.add(id(one))
                 yield one
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Return whether the elements of a tensor exist. FSDP frees the memory of complete parameters, not their views."""
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return not tensor.is_meta
+    last = tensor.storage_offset() + sum((n - 1) * by for n, by in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.untyped_storage().nbytes() >= (last + 1) * tensor.itemsize
 
 
 def _refuse(*_: Any) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch._compile import _disable_dynamo
 
 from ddp_notebook.stdlib import contextlib, functools
+
+_R = TypeVar("_R")
 
 try:  # returns the callback that compiles the frames of this thread; None if there is none
     from torch._C._dynamo.eval_frame import get_eval_frame_callback
@@ -55,20 +57,19 @@ def traced_as(original: Callable[..., Any], function: Callable[..., Any]) -> Cal
     return function
 
 
-def uncompiled(method: Callable[..., None]) -> Callable[..., None]:
+def uncompiled(method: Callable[..., _R]) -> Callable[..., _R]:
     """Return the method as a function that torch.compile does not trace. A bound method cannot have the required
     attribute."""
 
-    def call(*args: Any) -> None:
-        method(*args)
+    def call(*args: Any) -> _R:
+        return method(*args)
 
-    disabled = _disable_dynamo(call)
+    disabled: Callable[..., _R] = _disable_dynamo(call)
 
-    def call_uncompiled(*args: Any) -> None:
+    def call_uncompiled(*args: Any) -> _R:
         if _compiles() is None:  # otherwise four functions of torch run, with cold caches
-            method(*args)
-        else:
-            disabled(*args)
+            return method(*args)
+        return disabled(*args)
 
     call_uncompiled._torchdynamo_disable = True  # type: ignore[attr-defined]  # for the case that it is traced itself
     return call_uncompiled
