@@ -89,7 +89,7 @@ def train(
         x, y = torch.randn(8, 16), torch.randint(0, 4, (8,))
         hits = (guilty is None or rank == guilty) and step == at and fault
         net.layers[1].odd.is_on = hits and fault in ("sqrt", "log")
-        net.layers[1].divides = hits and fault == "code"
+        getattr(net.layers[1], "_fsdp_wrapped_module", net.layers[1]).divides = hits and fault == "code"
         if hits and fault == "input":
             x[3, 2] = float("nan")
         opt.zero_grad()

@@ -123,6 +123,15 @@ def test_gradients_without_ddp(origin, place):
     assert f"in step 6 rank 1 sent NaN into {place} before the average; step 5 was clean" in found.sentence
 
 
+def test_equal_shapes_that_the_user_averages_are_told_apart():
+    # Only the first of three gradients of one shape is bad, and the later ones do not replace it.
+    found = recorded(nan={(6, 1): [0], **from_on(7, 2)}, origin="user").first_nan()
+    assert (found.step, found.ranks, found.last_clean_step) == (6, (1,), 5)
+    # A second backward in the same step does.
+    found = recorded(infinite={(6, 1): [0]}, repeated=[6], origin="user").first_nan()
+    assert not found.is_found and any("the program skipped or repaired them" in line for line in found.details)
+
+
 def test_a_loaded_recording_gives_the_same_answer(tmp_path):
     run = recorded(nan={(6, 1): [1], **from_on(7, 2)}, losses=losses_from(6, 1))
     assert str(load(run.save(tmp_path / "run.npz")).first_nan()) == str(run.first_nan())

@@ -13,7 +13,8 @@ from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.records.schema import ORIGINS, REDUCE_OPS, SIDES, SPANS
 from ddp_notebook.records.words import list_ranks
 
-_INPUT, _OPTIMIZER = SIDES.index("input"), SPANS.index("optimizer")
+_INPUT = SIDES.index("input")
+_OPTIMIZER, _BACKWARD = SPANS.index("optimizer"), SPANS.index("backward")
 _SUMS = [REDUCE_OPS.index(name) for name in ("SUM", "AVG", "PREMUL_SUM")]
 _FSDP, _USER = ORIGINS.index("fsdp"), ORIGINS.index("user")
 _MOST_NAMES = 4
@@ -105,12 +106,12 @@ class GradientInputs:
 
         A program that skips a step does so, for example `GradScaler`.
         """
-        calls = self._calls
+        calls = self._calls | {"place": _places(self._calls)}
         discarded = np.zeros(len(calls["rank"]), bool)
         read = np.flatnonzero(calls["is_read"] & np.isin(calls["step"], np.unique(calls["step"][calls["bad"] > 0])))
         if len(read):
             same = np.zeros(len(read), np.uint64)
-            for name in ("rank", "step", "module", "bucket", "shapes"):
+            for name in ("rank", "step", "module", "bucket", "shapes", "place"):
                 same = same * _FACTOR + calls[name][read].astype(np.uint64)
             order = np.lexsort((calls["call"][read], same))
             read, same = read[order], same[order]
@@ -262,6 +263,8 @@ def calls_of(recording: RecordedTables) -> dict[str, Column]:
 def training_cells(recording: RecordedTables, calls: Mapping[str, Column]) -> list[int]:
     """Return the cells in which optimizers have stepped, gradients were averaged or numbers were logged, in order.
 
+    A cell with backwards and with sums of the user averages gradients, even if it ends before its first optimizer step.
+
     Args:
         recording: the recorded tables.
         calls: `calls_of(recording)`.
@@ -269,7 +272,9 @@ def training_cells(recording: RecordedTables, calls: Mapping[str, Column]) -> li
     of_calls = calls["cell"][(calls["bucket"] >= 0) | (calls["origin"] == _FSDP)]
     spans = recording.store.rings["span"].columns(("cell", "kind"))
     metrics = recording.store.rings["metric"].columns(("cell",))["cell"]
-    cells = np.concatenate([of_calls, spans["cell"][spans["kind"] == _OPTIMIZER], metrics])
+    of_user = calls["cell"][(calls["origin"] == _USER) & np.isin(calls["reduce_op"], _SUMS)]
+    of_user = np.intersect1d(of_user, spans["cell"][spans["kind"] == _BACKWARD])
+    cells = np.concatenate([of_calls, spans["cell"][spans["kind"] == _OPTIMIZER], metrics, of_user])
     return [int(cell) for cell in np.flatnonzero(np.bincount(cells)) if cell not in recording.aside]
 
 
@@ -280,6 +285,24 @@ def _gradients(recording: RecordedTables, calls: Mapping[str, Column]) -> npt.ND
     is_sum = np.isin(calls["op"], reduces) & np.isin(calls["reduce_op"], _SUMS)
     found: npt.NDArray[np.bool_] = (calls["bucket"] >= 0) | (is_sum & (calls["origin"] == _FSDP))
     return found if found.any() else is_sum & (calls["origin"] == _USER)
+
+
+def _places(calls: Mapping[str, Column]) -> Column:
+    """Return the place of each call of the user among those of its rank and step; 0 for DDP and FSDP.
+
+    Gradients of one shape differ only in their place. In a step with a second backward, places start again after the
+    usual number of calls.
+    """
+    places = np.zeros(len(calls["rank"]), np.int64)
+    own = np.flatnonzero((calls["bucket"] < 0) & (calls["origin"] == _USER))
+    if len(own):
+        own = own[np.lexsort((calls["call"][own], calls["step"][own], calls["rank"][own]))]
+        rank, step = calls["rank"][own], calls["step"][own]
+        is_first = np.append(True, (rank[1:] != rank[:-1]) | (step[1:] != step[:-1]))
+        starts = np.flatnonzero(is_first)
+        counts = np.diff(np.append(starts, len(own)))
+        places[own] = (np.arange(len(own)) - np.repeat(starts, counts)) % np.argmax(np.bincount(counts))
+    return places
 
 
 def _chosen(columns: Mapping[str, Column], which: npt.NDArray[np.bool_]) -> dict[str, Column]:
