@@ -809,6 +809,21 @@ def test_autograd_shows_its_saved_tensors():
     assert any(getattr(one, "variable", None) is layer.bias for one, _ in node.next_functions)
 
 
+def test_what_a_repeated_forward_needs():
+    """`rank/record/nan` observes calls of modules, and repeats forwards of FSDP."""
+    from torch.amp.grad_scaler import GradScaler
+    from torch.distributed.fsdp import _flat_param
+
+    assert torch.nn.Module.__call__.__name__ == "_wrapped_call_impl"
+    assert "optimizer.step" in inspect.getsource(GradScaler._maybe_opt_step)
+    assert isinstance(torch.autograd._get_sequence_nr(), int)
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.register_post_accumulate_grad_hook(lambda _: None)
+    assert parameter._post_accumulate_grad_hooks
+    for name in ("_params", "_saved_grad_shard", "_cpu_grad"):
+        assert re.search(rf"\b{name}\b", inspect.getsource(_flat_param)), name
+
+
 def test_wrappers_of_a_verified_step():
     """`rank/verify` keeps DDP and FSDP2 from communicating, and reads which parameters they average."""
     from torch._C._distributed_c10d import Reducer

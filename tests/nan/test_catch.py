@@ -129,7 +129,7 @@ SQRT = "rank 1: the backward of layers.1.odd.inner (Sqrt) made the first NaN"
 
 @pytest.mark.parametrize("fault", ["sqrt", "log", "loss"])
 @pytest.mark.parametrize("wrap", ["shard", "flatten", "lambda net: flatten(net, True)"])
-def test_ranks_of_fsdp_repeat_the_forward_together(stopped, ranks, wrap, fault):
+def test_fsdp_repeats_the_forward_together(stopped, ranks, wrap, fault):
     lines = stopped(f"train({fault!r}, wrap={wrap})")
     if fault == "sqrt":
         assert "1 earlier average of this backward had finite gradients" in lines
@@ -144,7 +144,7 @@ def test_ranks_of_fsdp_repeat_the_forward_together(stopped, ranks, wrap, fault):
 
 
 @pytest.mark.parametrize("guilty", [0, 1, None])
-def test_ranks_of_tensor_parallel_stop_and_repeat_the_forward_together(stopped, ranks, guilty):
+def test_tensor_parallel_stops_and_repeats_together(stopped, ranks, guilty):
     lines = stopped(f"train('sqrt', wrap=split, seed=5, guilty={guilty})")
     for rank in (0, 1):
         assert f"rank {rank}, step 3: gradients had NaN before the optimizer step" in lines
@@ -168,7 +168,7 @@ def test_without_an_average_the_rank_with_the_nan_stops(stopped):
 @pytest.mark.parametrize(
     "options", ["", "syncs_all=True", "bad=0", "bad=2", "wrap=fully_shard", "wrap=fully_shard, syncs_all=True"]
 )
-def test_the_bad_micro_step_of_gradient_accumulation_is_repeated(stopped, options):
+def test_the_bad_micro_step_is_repeated(stopped, options):
     lines = stopped(f"accumulate({options})")
     assert "rank 1: the backward of odd (Sqrt) made the first NaN" in lines
     assert "the gradients of rank 0 were finite before the average" in lines
@@ -179,7 +179,7 @@ def test_each_call_of_a_closure_is_checked(stopped):
 
 
 @pytest.mark.parametrize("how", ["outside", "inside", "whole"])
-def test_compiled_models_are_repeated_without_compilation(stopped, how):
+def test_compiled_models_are_repeated_eagerly(stopped, how):
     lines = stopped(f"compiled({how!r})")
     assert "rank 1: the backward of odd (Sqrt) made the first NaN" in lines
     assert "the gradients of rank 0 were finite before the average" in lines

@@ -217,9 +217,9 @@ class NanCatcher:
             return Origin("", details=why or "another rank cannot repeat its forward")
         aside = GradientsAside(kept)
         origin = self._replay.origin(kept, nans_only=nans_only, aside=aside)
-        if aside.is_needed:  # the ranks of FSDP have batches of their own
+        if aside.is_needed:  # each rank of FSDP has another batch
             return origin
-        # Those of tensor parallel compute parts of the same values, and get the bad ones of each other.
+        # Ranks of tensor parallel compute parts of the same values, and receive bad values from each other.
         (first,) = self._agreed([origin.order], groups, device)
         return Origin("", details="another rank made the first one") if first < origin.order else origin
 

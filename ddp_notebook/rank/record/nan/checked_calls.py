@@ -79,7 +79,7 @@ class CheckedCalls:
         self._event_buffer = event_buffer
         self.is_on = True
         self._averages: list[_Average] = []
-        self._first_bad: list[Checked] | None = None  # of the first backward that made bad gradients
+        self._first_bad: list[Checked] | None = None  # made by the first bad backward
         self._of_user: list[Checked] = []
         self.has_sums_of_user = False
 

@@ -103,7 +103,7 @@ def without_wrappers(model: torch.nn.Module) -> torch.nn.Module:
 
     Example:
         >>> layer = torch.nn.Linear(1, 1)
-        >>> without_wrappers(torch.compile(layer)) is layer
+        >>> without_wrappers(layer) is layer
         True
     """
     while True:
@@ -129,7 +129,7 @@ class LastForwards:
     def __init__(self, note_gradients: Callable[[bool], None] = lambda are_finite: None) -> None:
         self.is_on = True
         self._note_gradients = note_gradients
-        self._kept: dict[int, list[KeptForward]] = {}  # by id of the module
+        self._kept: dict[int, list[KeptForward]] = {}  # keys are ids of modules
         self._count = 0
         self._inside: set[int] = set()  # threads that run a forward
 
@@ -187,7 +187,7 @@ class LastForwards:
                 else:
                     self._note_gradients(are_finite := kept[0].has_finite_gradients())
                     if not are_finite:
-                        return None  # that one made the first bad value
+                        return None  # the kept forward made the first bad value
                     kept = []
             if len(kept) >= _MOST_OF_MODEL or (not kept and len(self._kept) >= _MOST_MODELS):
                 return None
