@@ -14,6 +14,7 @@ import pytest
 
 from ddp_notebook.errors import RankError
 from tests.conftest import wait_until
+from tests.reset_functions import FUNCTIONS
 
 _EACH_SIGNAL = "import signal\nfor n in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:\n    "
 SIGNALS = {
@@ -292,7 +293,7 @@ INTERPRETER = {
     "other exits": "import os, sys; sys.exit = os._exit = os.abort = print",
     "another __main__": "import sys, types; sys.modules['__main__'] = types.ModuleType('__main__')",
     "cleared globals": (
-        "def clear(keep=('kept', 'begun', 'rank_', 'sleep_', 'barrier_')):\n"
+        "def clear(keep=('kept', 'begun', 'rank_', 'sleep_', 'barrier_', 'print_')):\n"
         "    kept_ = {n: globals()[n] for n in keep}; globals().clear(); globals().update(kept_)\nclear()"
     ),
     "the first hooks": "import sys; sys.excepthook, sys.displayhook = sys.__excepthook__, sys.__displayhook__",
@@ -326,7 +327,7 @@ IPYTHON = {
     "no kernel": "get_ipython().kernel = None",
     "a new namespace": (
         "def renew(ip, names): ip.reset(new_session=False); ip.push(names)\n"
-        "renew(get_ipython(), dict(kept=kept, rank_=rank_, begun=begun, sleep_=sleep_, barrier_=barrier_))"
+        "renew(get_ipython(), dict(kept=kept, rank_=rank_, begun=begun, sleep_=sleep_, barrier_=barrier_, print_=print_))"
     ),
     "no events and history": "ip = get_ipython(); ip.events = None; ip.history_manager = None",
     "no compiler": "get_ipython().compile = None",
@@ -420,13 +421,21 @@ KINDS = {
     "loops": LOOPS,
     "torch": TORCH,
 }
-PROGRAMS = {f"{kind}: {name}": code for kind, programs in KINDS.items() for name, code in programs.items()}
+PROGRAMS = {f"{kind}: {name}": code for kind, programs in KINDS.items() for name, code in programs.items()} | FUNCTIONS
 # These cells fail before they are stopped, because IPython cannot run the next statement.
 FAIL = {
     "interpreter: no id and type",
     "interpreter: deleted builtins",
     "interpreter: a trace function that fails",
     "modules: no modules",
+    "builtins: hasattr and getattr fail",
+    "builtins: no code runs",
+    "builtins: exec fails",
+    "builtins: iterators fail",
+    "builtins: text is bytes",
+    "builtins: no errors",
+    "builtins: imports return an object",
+    "builtins: imports interrupt",
 }
 # These operations fail, as in a plain Python process: `barrier` of torch needs the replaced function, or `sum` is gone.
 FAIL_WHILE = {
@@ -439,6 +448,8 @@ FAIL_WHILE = {
 }
 # A group cannot be created without the functions that these programs have replaced.
 FORM_NO_GROUP = {"torch: torch functions", "modules: os.path", "modules: os.stat"}
+# `print` of these programs fails, as they want it to.
+PRINT_NOTHING = {"builtins: print fails", "builtins: print interrupts"}
 # The text of these programs is redirected, also in the next cell.
 SILENT = {"streams: stdout in a file", "streams: streams in memory", "streams: a redirection that is left"}
 
@@ -447,7 +458,7 @@ if "begun" not in globals():  # an earlier program may have replaced these funct
     def begun(name, _open=__import__("os").open, _close=__import__("os").close):
         _close(_open(name + str(rank_), 66))  # O_CREAT and O_RDWR
     import time
-    sleep_, barrier_ = time.sleep, dist.barrier
+    sleep_, barrier_, print_ = time.sleep, dist.barrier, print
 rank_, kept = rank, rank + 10
 """
 WAITS = {
@@ -475,7 +486,8 @@ def reset_stop_and_go_on(session: Any, program: str, wait: str, directory: Path,
         run_until_stopped(session, code, directory)
     count = 0 if program in SILENT else 1
     for _ in range(1 + forms_anew):
-        after = session.run(AFTER, timeout_s=30, quiet=True)
+        code = AFTER.replace("print(", "print_(") if program in PRINT_NOTHING else AFTER
+        after = session.run(code, timeout_s=30, quiet=True)
         # IPython may print text about hooks that fail before and after it
         assert [after[rank].stdout.count("text 2 10\n") for rank in after.ranks] == [count] * 2
         if forms_anew and program not in FORM_NO_GROUP:

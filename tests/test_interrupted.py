@@ -220,6 +220,28 @@ def test_an_interrupt_shows_one_line(notebook, line, file, function):
     assert notebook.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
 
 
+_LATE = [
+    ("%ddp_resize 1", "resize/resizing.py", "_of_samplers", "the resize is complete: 1 rank now: rank 1 has left"),
+    ("%ddp_resize 2", "resize/resizing.py", "_of_samplers", "the resize is complete: 2 ranks now: rank 1 is new"),
+    ("%ddp_heal", "groups/recovery.py", "stopped_stores", "the healing is complete: no rank has died"),
+    ("%ddp_interrupt", "cells/abandoned_cells.py", "_end_calls", "no cell is under way"),
+]
+
+
+def test_a_press_at_the_end_of_a_command_ends_the_rest_of_the_cell(make_kernel):
+    kernel = make_kernel()
+    assert kernel.run("%load_ext ddp_notebook\n%ddp_start 2").status == "ok"
+    for line, file, function, said in _LATE:
+        kernel.run(_ARM.format(file=file, function=function))
+        reply = kernel.run(f"{line}\nprint('the rest')")
+        kernel.run("sys.setprofile(None)")
+
+        assert reply.ename == "KeyboardInterrupt" and reply.stdout == "", reply
+        assert reply.evalue.startswith(f"interrupted, but {said}"), reply
+        assert "\n" not in reply.traceback, reply.traceback
+    assert kernel.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
+
+
 _SLEEPS = "[open(f'FOLDER/{rank}', 'w').close(), __import__('time').sleep(60)]"
 
 

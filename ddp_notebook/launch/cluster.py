@@ -188,7 +188,8 @@ class Cluster(ABC):
 
         Args:
             why: the reason in words, e.g. "somebody asked for it".
-            ranks: only hosts of these ranks; None: all hosts.
+            ranks: only hosts of these ranks; None: all hosts, except those whose silence the user can end, because
+                their ssh is stopped.
         """
 
     @abstractmethod

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ddp_notebook.launch.cluster import Cluster, Listener, end_all
+from ddp_notebook.launch import processes
+from ddp_notebook.launch.cluster import HANGS_S, Cluster, Listener, end_all
 from ddp_notebook.launch.engines import Engines
 from ddp_notebook.launch.forming import Check, Forming
 from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.host.owner.requests import Progress
 from ddp_notebook.launch.membership.lost_hosts import Again, LostRanks
 from ddp_notebook.launch.membership.members import Members, Renumbered
 from ddp_notebook.launch.membership.rank_placement import resized
@@ -34,6 +37,8 @@ _WIRE_ENDED = (
     "this notebook's thread ddp-wire, which receives messages of ranks, has ended. Text of cells still arrives, but "
     "displays and values do not; %ddp_restart starts new ranks"
 )
+_ANSWER_S = 1.5  # time for a round of the thread's loop after it was woken
+_STUCK_S = 2.0  # without a round of the thread's loop, which takes a second at most
 
 
 class DirectCluster(Cluster):
@@ -73,6 +78,7 @@ class DirectCluster(Cluster):
         self._small = folders.make("ddp_notebook-session-", transport.directory if transport.is_here else None)
         keyring, overlay = Keyring(), dict(overlay or {})
         self._endpoint = Endpoint.listen(keyring, self._on_message, bind=at.bind)
+        self._wire_progress = Progress(lambda: self._endpoint.rounds)
         self._bulk = BulkFetcher(self._endpoint.context, keyring, at.bind)
         self._spawner = Spawner(self._processes, self._endpoint, self._bulk, keyring, placement, env, overlay)
         self._losses = LostRanks(self._hosts, self._processes, again, self._attach, self._spawner.shut_out, overlay)
@@ -152,11 +158,13 @@ class DirectCluster(Cluster):
         return {process.rank: why for process in processes if (why := process.host.unheard)}
 
     def give_up(self, why: str, ranks: Sequence[int] | None = None) -> None:
-        self._losses.give_up(why, self.ranks if ranks is None else ranks)
+        self._losses.give_up(why, ranks)
 
     def trouble(self) -> str:
         if self._endpoint.has_ended:
             return _WIRE_ENDED
+        if not self._endpoint.runs(_ANSWER_S):
+            return self._wire_in_words(_ANSWER_S)
         return next(filter(None, (host.trouble() for host in self.hosts or self._hosts.values())), "")
 
     @property
@@ -166,7 +174,21 @@ class DirectCluster(Cluster):
     def pulse(self) -> str:
         if self._endpoint.has_ended:
             return _WIRE_ENDED
+        if why := self.cut_off(_STUCK_S):
+            return why
         return next(filter(None, (host.pulse() for host in self.hosts)), "")
+
+    def cut_off(self, after_s: float = HANGS_S) -> str:
+        stuck_s = self._wire_progress.poll()
+        return self._wire_in_words(stuck_s) if stuck_s > max(after_s, _STUCK_S) else ""
+
+    def _wire_in_words(self, stuck_s: float) -> str:
+        pid = os.getpid()
+        held = f" ({why})" if (why := processes.held(pid)) else ""
+        return (
+            f"the thread ddp-wire of process {pid}, which receives messages of ranks, has not run for {stuck_s:.1f} s"
+            f"{held}; nothing is lost if it continues; %ddp_restart starts new ranks"
+        )
 
     def tell_what_is_slow(self, say: Callable[[str], object]) -> None:
         self._forming.on_slow = say

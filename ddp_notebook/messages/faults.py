@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddp_notebook.messages.encoding import Message
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 KINDS = ("kill", "hang", "slow", "raise")
 OFF = "off"

@@ -3,6 +3,7 @@
 Arrived  a host server was started
 Stream   bytes between the host server and its owner, see `messages.framing`
 Warned   the job will end soon
+ServerStopped  the host server was stopped or goes on
 """
 
 from __future__ import annotations
@@ -29,6 +30,13 @@ class Warned(Message):
     """The outpost received a signal which announces that the job's time is nearly over."""
 
     signal: str  # name of the signal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStopped(Message):
+    """The host server was stopped (SIGSTOP, SIGTSTP), or continues."""
+
+    is_stopped: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+
 LEVELS = ("off", "meta", "values", "all")
 PROFILES = "profile-*-*.json"  # glob pattern of the files of `profile_path`
 

@@ -22,6 +22,7 @@ from ddp_notebook.rank.cell.current_line import OURS, CurrentLine
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import is_in_finalizer, may_hold_a_lock
 from ddp_notebook.rank.hooks import Core, Feature
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, os, signal, threading, time
 from ddp_notebook.wire.signals import FAULT
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -13,7 +12,8 @@ from ddp_notebook.messages.files import ListFiles, ReadFiles
 from ddp_notebook.messages.ranks import Pulled
 from ddp_notebook.rank.cell.exceptions import with_type
 from ddp_notebook.rank.hooks import Feature
-from ddp_notebook.stdlib import json, os, stat
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import hashlib, json, os, stat
 
 
 class CannotFetchError(Exception):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, functools, threading
 
 IS_BUILT = torch.version.cuda is not None or torch.version.hip is not None  # False: torch without GPU support

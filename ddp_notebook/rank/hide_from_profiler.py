@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch._C import _distributed_c10d
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import functools, json, pickle, threading
 
 _P = ParamSpec("_P")

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.rank.variables.between import BetweenSteps
 from ddp_notebook.records import switches
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib
 
 if TYPE_CHECKING:

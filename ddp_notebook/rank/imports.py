@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+
 
 def after_import(name: str, act: Callable[[], object]) -> None:
     """Call a function once after a module was imported, in the importing thread; now if it is imported already.

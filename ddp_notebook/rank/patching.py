@@ -13,6 +13,8 @@ from itertools import takewhile
 from types import ModuleType
 from typing import Any
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+
 _found: dict[Callable[..., Any], list[ModuleType]] = {}  # modules that have the function
 _last: ModuleType | None = None  # last searched module
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing.process
 
 from ddp_notebook.registry import private
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, os
 
 _LONGEST = 80  # bytes; the path of a Unix socket in the folder can have at most 108

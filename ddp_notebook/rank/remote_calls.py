@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ddp_notebook.rank.group.call_site import SiteFields
 from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.text_numbers import TextNumbers

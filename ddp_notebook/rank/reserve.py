@@ -7,12 +7,12 @@ almost every step of a rank needs some.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from typing import TypeVar
 
 from ddp_notebook.records import shortages
-from ddp_notebook.stdlib import contextlib, errno, fcntl, os, resource, threading, time
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import contextlib, errno, fcntl, mmap, os, resource, threading, time
 
 _DESCRIPTORS = 48  # sockets and files of a forming group, without those to the other ranks
 _MEMORY_BYTES = 64 << 20  # address space, no used pages. A forming group starts threads with 8 MiB stacks

@@ -9,6 +9,7 @@ from ddp_notebook.rank import reserve
 from ddp_notebook.rank.cell.exceptions import chain
 from ddp_notebook.records import shortages
 from ddp_notebook.records.shortages import DESCRIPTORS, DISK, MEMORY, PROCESSES, SHM
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, os, resource
 
 _OF_NETWORKS = ("nfs", "cifs", "smb", "fuse", "lustre", "ceph", "gpfs", "afs", "9p", "beegfs")

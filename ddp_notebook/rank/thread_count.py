@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import os, threading
 
 _given = 0  # 0 before the first call

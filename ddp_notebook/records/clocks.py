@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import socket
 
 

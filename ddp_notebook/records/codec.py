@@ -9,7 +9,6 @@ Numbers are little endian. This module does not import torch.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.records.schema import EARLIER, TABLES, Rows, upgraded
-from ddp_notebook.stdlib import json, struct
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import json, struct, zlib
 
 VERSION = 1
 _MAGIC = b"DDPB"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MethodType
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+
 _log: Callable[..., None] | None = None
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddp_notebook.stdlib import contextlib
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import contextlib, secrets
 
 MARK = ".ddp_notebook-"  # prefix of the names
 

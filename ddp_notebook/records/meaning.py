@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+
 _MEANINGS = {  # origin -> prefix of the operation name -> purpose
     "ddp": {"all_reduce": "mean of gradients", "broadcast": "parameters or buffers of rank 0"},
     "fsdp": {

@@ -8,6 +8,7 @@ from typing import Any
 
 from ddp_notebook.records.names import readable
 from ddp_notebook.records.units import size
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 POINT_TO_POINT = ("send", "recv")
 OPERATIONS = (  # all recorded operations

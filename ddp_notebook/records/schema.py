@@ -26,6 +26,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+
 Rows = npt.NDArray[np.void]  # shape (n,), one of the dtypes below
 
 TEXT = "<u4"

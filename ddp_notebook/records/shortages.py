@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ddp_notebook.records.units import size
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, errno, os, resource
 
 SHM = "/dev/shm"

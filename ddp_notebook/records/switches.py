@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import os
 
 VARIABLE = "DDP_NOTEBOOK_TEST_WITHOUT"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+
 _CHECKPOINT_THREAD = "AsyncCheckpointExecutor"  # in torch's name of the thread of `dcp.async_save`
 
 

@@ -32,6 +32,7 @@ from ddp_notebook.wire.link import BEAT, HEADER_BYTES, RESEND, Header, Link, Ver
 
 BEAT_S = 1.0  # heartbeat interval of an idle endpoint
 SILENT_S = 3.0  # a peer without messages for this long is silent
+_ROUND_S = 0.001  # interval of checks for a round of the loop
 _BROKEN_S = 0.05  # pause after an error in the loop
 _BLOCKED_S = 0.01  # delay before the next try to send to a blocked peer
 _GATHER_MS = 5  # batches records that no caller waits for; reading them one by one takes twice as long with 256 ranks
@@ -67,6 +68,7 @@ class Endpoint:
         self._blocked: set[bytes] = set()  # peers whose socket buffer was full at the last try
         self._awake = False
         self._closing = False
+        self.rounds = 0  # rounds of the thread's loop; at least one in `BEAT_S`
         self._extra: dict[Any, Callable[[], None]] = {}  # additional sockets that this thread serves
         self._expects_all = False
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -133,6 +135,14 @@ class Endpoint:
         """Return whether the endpoint's thread died without `close`, so that no messages are sent or received."""
         return not (self._closing or self._thread.is_alive() or self._thread.ident is None)
 
+    def runs(self, timeout_s: float) -> bool:
+        """Wake the thread, and return whether it has begun a round of its loop in time."""
+        rounds, until = self.rounds, time.monotonic() + timeout_s
+        self._wake(force=True)
+        while self.rounds == rounds and time.monotonic() < until:
+            time.sleep(_ROUND_S)
+        return self.rounds != rounds
+
     def send(self, message: Message, peer: str = "") -> None:
         """Send a message. It arrives once and in order, also after a reconnect."""
         self._outbox.append((peer.encode(), message.encode(), self.epoch))
@@ -187,6 +197,7 @@ class Endpoint:
         woken.register(wake, zmq.POLLIN)
         next_tick = 0.0
         while not self._closing:
+            self.rounds += 1
             now = time.monotonic()
             if now >= next_tick:
                 try:

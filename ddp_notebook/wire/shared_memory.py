@@ -13,12 +13,11 @@ https://man7.org/linux/man-pages/man5/proc_pid_fd.5.html
 
 from __future__ import annotations
 
-import mmap
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_notebook.stdlib import ctypes, fcntl, os, stat, weakref
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import ctypes, fcntl, mmap, os, secrets, stat, weakref
 
 _WRITE_BYTES = 64 << 20  # bytes per call; Linux writes at most 2 GB in one call
 _MAP_FAILED = ctypes.c_void_p(-1).value

@@ -13,14 +13,13 @@ does not use pickle.
 
 from __future__ import annotations
 
-import hmac
-import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_notebook.stdlib import os, socket, struct
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import hmac, os, secrets, socket, struct
 
 KEY_BYTES = 32
 MOST_BYTES = 1 << 30  # maximum size of a message

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from ddp_notebook.messages.ranks import Display
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.wire.marks import CellEnd, DisplayMark, Mark, MarkReader
 
 Piece = str | Mark

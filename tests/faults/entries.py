@@ -198,4 +198,4 @@ def _check_text(reply: Reply, in_state: set[int], state: State, fault: Fault, vi
 
 def _stopped(rank: int, pid: int) -> str:
     """Return the pattern of the message about a stopped process."""
-    return rf"rank {rank}\b.*its process \(?(pid )?{pid}\)? is stopped; kill -CONT {pid} resumes it"
+    return rf"rank {rank}\b.*its process \(?(pid )?{pid}\)? is stopped; kill -CONT {pid}( on \S+)? resumes it"

@@ -105,9 +105,14 @@ class Stopping:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
 
-    def play(self, name: str, where: str) -> None:
+    def play(self, name: str, where: str, on: str = "") -> None:
         """Stop a process in a situation of the user. Check that a message names it in time, and that the session
         recovers.
+
+        Args:
+            name: process, as in the table.
+            where: situation, as in the table.
+            on: pattern that must follow the process id in the remedy, such as the name of its host.
 
         Raises:
             AssertionError, TimeoutError: A check failed.
@@ -115,7 +120,7 @@ class Stopping:
         pid = self.pid(name)
         if "by client" in where:  # calls, without the first use, which starts a controller
             assert self.kernel.run("session.client").status == "ok"
-        said = rf"\b{pid}\b.*\b(kill -CONT {pid}|was replaced)\b"
+        said = rf"\b{pid}\b.*\b(kill -CONT {pid}\b{on}|was replaced)"
         if where == "running":
             self._while_a_cell_runs(pid, said)
         elif where == "stop":

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import statistics
+import threading
 import time
+from random import Random
 
 import pytest
 
+from ddp_notebook import Keep
 from tests.resizing import TRAINING, losses
 
 pytestmark = pytest.mark.long
@@ -52,3 +57,26 @@ def test_a_hundred_times(make_session, tally):
         if at % 10 == 0:
             assert session.client[:]["rank"] == list(range(size))
     assert len(session.ranks.pids()) == session.world_size
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["plain", "kept"])
+def test_a_press_at_any_moment_of_a_resize_ends_it(make_session, tally, kept):
+    """Each press raises, and the session has the old or the new number of ranks. The next cell works."""
+    session = make_session(2, **({"keep": Keep(hours=1)} if kept else {}))
+    session.run("kept = rank", quiet=True)
+    random, took = Random(0), dict.fromkeys((2, 3), 0.0)
+    for size in (3, 2, 3, 2):
+        began = time.monotonic()
+        session.ranks.resize(size)
+        took[size] = time.monotonic() - began
+    for _ in tally(100, f"one press during a resize ends it, {'kept' if kept else 'plain'}"):
+        size = 3 if session.world_size == 2 else 2
+        press = threading.Timer(random.uniform(0.0, took[size]), os.kill, (os.getpid(), signal.SIGINT))
+        press.start()
+        with pytest.raises(KeyboardInterrupt):
+            session.ranks.resize(size)
+            press.join()  # the resize has ended before the press
+        press.join()
+        assert session.world_size in (2, 3)
+        result = session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", quiet=True, timeout_s=30)
+        assert [result[rank].result for rank in result.ranks] == [str(session.world_size)] * session.world_size

@@ -15,6 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 from ddp_notebook.errors import HostError, StartError, StartTimeoutError
+from ddp_notebook.launch import processes
 from ddp_notebook.launch.host.owner.requests import (
     HostGoneError,
     HostSilentError,
@@ -50,6 +51,7 @@ from ddp_notebook.messages.hosts import (
 from ddp_notebook.messages.processes import Start
 
 _UNHEARD_S = 3.0  # a host that sends a heartbeat each second is unreachable after this silence
+_QUIET_S = 1.25  # silence of a host that sends a heartbeat each second; then the host is blamed, not its server
 _LOOKS = 4  # checks per heartbeat interval
 
 
@@ -67,6 +69,7 @@ class Hearing:
         self, transport: Transport, gone: threading.Event, speak: Callable[[], None], give_up: Callable[[str], None]
     ) -> None:
         self._unheard_s = 0.0  # at the last check
+        self.why = ""  # the reason for the silence at the last check, if it is known
         self._transport = transport
         self._gone = gone
         self._speak = speak
@@ -81,8 +84,8 @@ class Hearing:
 
     @property
     def is_unreachable(self) -> bool:
-        """True if the host is silent and may come back."""
-        return self.silent_s > _UNHEARD_S and not self._gone.is_set()
+        """True if the host is silent and may come back. Known causes of the silence are reported earlier."""
+        return self.silent_s > (_QUIET_S if self.why else _UNHEARD_S) and not self._gone.is_set()
 
     @property
     def unheard(self) -> str:
@@ -93,7 +96,7 @@ class Hearing:
     def words(self) -> str:
         """A sentence with the seconds since the last message, and the seconds that are left."""
         left_s = max(0.0, self._transport.lease_s - self.silent_s)
-        because = f": {why}" if (why := self._transport.why_silent) else ""
+        because = f": {self.why}" if self.why else ""
         return (
             f"{self._transport.name} has sent nothing for {self.silent_s:.0f} s{because}. "
             f"Nothing is lost if it sends again within {left_s:.0f} s"
@@ -108,6 +111,7 @@ class Hearing:
             passed_s = min(time.monotonic() - looked_s, 2 * tick_s)
             looked_s = time.monotonic()
             self._unheard_s = min(self._transport.silent_s, self._unheard_s + passed_s)
+            self.why = self._transport.why_silent if self._unheard_s > _QUIET_S else ""
             if self._unheard_s > self._transport.lease_s:
                 self._give_up(f"it has sent nothing for {self._transport.lease_s:g} s")
             elif look % _LOOKS == 0:
@@ -116,7 +120,6 @@ class Hearing:
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 1.5  # time limit for requests that take the server a millisecond
-_QUIET_S = 1.25  # silence of a host that sends a heartbeat each second; then the host is blamed, not its server
 _LOOK_S = 0.25  # interval of checks whether the server was stopped
 _END_S = 8.0  # time to end processes, after their grace period
 TextCallback = Callable[[int, int, bytes], None]  # process, fd, bytes
@@ -264,6 +267,11 @@ class Host:
         return self._hearing.unheard
 
     @property
+    def why_silent(self) -> str:
+        """The reason for its silence, with the remedy; "" if it is not known or the host is not silent."""
+        return self._hearing.why
+
+    @property
     def is_stopped(self) -> bool:
         """True if the server's process is stopped (SIGSTOP); it then answers no request."""
         return self.is_alive and self.transport.is_stopped
@@ -404,9 +412,10 @@ class Host:
 
     @property
     def _is_stopped_in_words(self) -> str:
+        where = "" if self.is_here else f" on {self.name}"
         return (
             f"the host server (pid {self.pid}), which passes cells to the ranks, is stopped: "
-            f"kill -CONT {self.pid} resumes it, and %ddp_restart starts new ranks"
+            f"kill -CONT {self.pid}{where} resumes it with all variables, and %ddp_restart starts new ranks"
         )
 
     def _silent_in_words(self, message: Message, waited_s: float) -> str:
@@ -415,10 +424,18 @@ class Host:
                 f"this notebook's thread {self._reader.name}, which reads messages of the host server, has ended; "
                 "%ddp_restart starts new ranks"
             )
+        where = "" if self.is_here else f" on {self.name}"
+        if self.transport.has_unread:  # the server answers
+            pid = os.getpid()
+            held = f" ({why})" if (why := processes.held(pid)) else ""
+            return (
+                f"the thread {self._reader.name} of process {pid}, which reads messages of the host server{where}, has "
+                f"not run for {waited_s:.1f} s{held}; nothing is lost if it continues; %ddp_restart starts new ranks"
+            )
         held = f" ({why})" if (why := self.transport.held) else ""
         return (
-            f"the host server (pid {self.pid}) did not answer {_name(message)!r} in {waited_s:.3g} s{held}; "
-            "%ddp_restart starts new ranks"
+            f"the host server (pid {self.pid}{where}) did not answer {_name(message)!r} in {waited_s:.3g} s{held}; "
+            "nothing is lost if it answers again, and %ddp_restart starts new ranks"
         )
 
     def next_number(self) -> int:

@@ -75,6 +75,7 @@ def _be_server(stream: ServerEnd, parent: processes.Identity, own_env: Mapping[s
             directory,
             address=address,
             own_env=own_env,
+            carrier=parent,
         )
         status = 0
     except BaseException:

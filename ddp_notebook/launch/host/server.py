@@ -99,8 +99,10 @@ class HostServer:
         watchdog_pid: int,
         own_env: Mapping[str, str],
         start_watchdog: Callable[[Callable[[], None]], int],
+        carrier: processes.Identity | None = None,
     ) -> None:
         self._control = control
+        self._carrier = carrier
         self._owner_lives = owner_lives
         self._directory = directory
         self._watchdog_pid = watchdog_pid  # 0 if it has ended
@@ -167,6 +169,7 @@ class HostServer:
                 with self._spare:
                     self._serving &= self._owner_lives()
                     self._keep_watchdog()
+                    self._keep_carrier()
                     self._oom_kills.look()
         self._spare.close()
         self._files.discard()
@@ -435,6 +438,19 @@ class HostServer:
                 text = f"{_watchdog(self._watchdog_pid)} replaces one that had ended; nothing is lost"
                 self._send(Notice(text=text))
 
+    def _keep_carrier(self) -> None:
+        """Continue a stopped parent on a remote host: without its heartbeats the notebook would lose the host."""
+        if self._carrier is None or not processes.is_stopped_anywhere(self._carrier[0]):
+            return
+        pid = self._carrier[0]
+        if processes.is_running(self._carrier):
+            os.kill(pid, signal.SIGCONT)
+            name = f"the parent of the host server on {socket.gethostname()} (process {pid})"
+            text = (
+                f"{name}, which keeps its connection to the notebook, was stopped and has been resumed; nothing is lost"
+            )
+            self._send(Notice(text=text))
+
     def _on_ended(self, gone: Child, status: int, by_limit: str) -> None:
         why = by_limit or (self._oom_kills.explain() if status == -signal.SIGKILL else "")
         if gone.spawned is not None:
@@ -499,6 +515,7 @@ def main(
     *,
     address: str = LOOPBACK,
     own_env: Mapping[str, str] | None = None,
+    carrier: processes.Identity | None = None,
 ) -> None:
     """Run the host server.
 
@@ -509,6 +526,8 @@ def main(
         large_directory: the same for large files of the notebook.
         address: address of this host for other hosts.
         own_env: base environment of ranks, if the notebook is on another machine.
+        carrier: the parent process, which sends heartbeats or carries the stream, if the notebook is on another
+            machine.
     """
     signals.ignore_strangers()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STRANGERS)
@@ -527,5 +546,6 @@ def main(
     facts["address"] = address
     gc.freeze()  # pages of these objects stay shared with the ranks
     gc.enable()
-    HostServer(control, owner_lives, facts, directory, watchdog_pid, own_env or {}, start_watchdog).serve()
+    server = HostServer(control, owner_lives, facts, directory, watchdog_pid, own_env or {}, start_watchdog, carrier)
+    server.serve()
     tidy_up()

@@ -51,14 +51,15 @@ class LostRanks:
         hosts = list(self._hosts.values())
         return next((host for host in hosts if host.is_alive), hosts[0])
 
-    def give_up(self, why: str, ranks: Sequence[int]) -> None:
+    def give_up(self, why: str, ranks: Sequence[int] | None) -> None:
         """Declare unreachable hosts of these ranks lost. Returns when their ranks are known to be dead.
 
         Args:
             why: the reason in words.
-            ranks: only hosts of these ranks.
+            ranks: only hosts of these ranks; None: all hosts, except those whose silence the user can end.
         """
-        hosts = [host for host in self._processes.by_host(list(ranks)) if host.is_unreachable]
+        of_ranks = self._processes.by_host(self._processes.ranks if ranks is None else list(ranks))
+        hosts = [host for host in of_ranks if host.is_unreachable and not (ranks is None and host.why_silent)]
         if len(hosts) == sum(host.is_alive for host in self._hosts.values()):
             return  # no host would be left, and these may come back
         for host in hosts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,13 @@ OWN_NUMBER = ("DDP_NOTEBOOK_TASK", "DDP_NOTEBOOK_TASKS")
 LOCAL = "this machine"  # name of the notebook's own host; no other host has it
 LEASE_S = 30.0  # time without a message until notebook and host declare each other lost
 BEAT_S = 1.0  # interval of heartbeats while nothing else is sent
+
+
+def is_readable(fd: int) -> bool:
+    """Return whether a file descriptor has data that were not read. False if it is closed."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return any(event & select.POLLIN for _, event in poll.poll(0))
 
 
 class Transport(ABC):
@@ -58,6 +66,11 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the stream after its end."""
+
+    @property
+    def has_unread(self) -> bool:
+        """True if data of the server has arrived that `receive` has not returned."""
+        return False
 
     @property
     def silent_s(self) -> float:

@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from ddp_notebook.errors import StartError, StartTimeoutError
@@ -21,7 +21,7 @@ from ddp_notebook.launch.transports.ports import Listening
 from ddp_notebook.messages.dispatch import Table
 from ddp_notebook.messages.encoding import VERSION, Message
 from ddp_notebook.messages.first_messages import Invitation
-from ddp_notebook.messages.outposts import Arrived, Stream, Warned
+from ddp_notebook.messages.outposts import Arrived, ServerStopped, Stream, Warned
 from ddp_notebook.wire.endpoint import SILENT_S, Endpoint
 from ddp_notebook.wire.keys import Keyring
 
@@ -44,6 +44,7 @@ class OutpostConnection(Transport):
         wire: to all outposts.
         lease_s: seconds without a message after which each side declares the other lost.
         why: returns the launcher's report on its tasks, in words; "" if there is none.
+        stopped: names of outposts whose host server is stopped.
     """
 
     is_here = False
@@ -57,6 +58,7 @@ class OutpostConnection(Transport):
         wire: Endpoint,
         lease_s: float,
         why: Callable[[], str],
+        stopped: Collection[str],
     ) -> None:
         self.name = name
         self.machine = _machine(arrived)
@@ -68,6 +70,7 @@ class OutpostConnection(Transport):
         self.lease_s = lease_s
         self.beat_s = min(BEAT_S, lease_s / _BEATS)
         self._why = why
+        self._stopped = stopped
         self._has_ended = threading.Event()
 
     def send(self, data: bytes) -> None:
@@ -82,6 +85,10 @@ class OutpostConnection(Transport):
         return data
 
     @property
+    def has_unread(self) -> bool:
+        return not self._incoming.empty()
+
+    @property
     def silent_s(self) -> float:
         return self._wire.silent_s(self._peer)
 
@@ -91,6 +98,10 @@ class OutpostConnection(Transport):
     @property
     def pid(self) -> int:
         return self._arrived.pid
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._peer in self._stopped
 
     @property
     def task(self) -> int:
@@ -164,7 +175,15 @@ class OutpostListener:
         self._why = why
         self._arrived: dict[str, Arrived] = {}  # key: peer
         self._incoming: dict[str, queue.SimpleQueue[bytes]] = {}
-        self._table: Table[None] = Table({Arrived: self._on_arrived, Stream: self._on_stream, Warned: self._on_warned})
+        self._stopped: set[str] = set()  # peers whose host server is stopped
+        self._table: Table[None] = Table(
+            {
+                Arrived: self._on_arrived,
+                Stream: self._on_stream,
+                Warned: self._on_warned,
+                ServerStopped: self._on_server_stopped,
+            }
+        )
         self._taken: set[str] = set()
         self._changed = threading.Condition()
         self._called_s = 0.0  # monotonic time of the last connection
@@ -264,7 +283,9 @@ class OutpostListener:
             name = f"{one.host}:{number}" if number else one.host
             self._taken.add(peer)
             connections.append(
-                OutpostConnection(name, one, peer, self._incoming[peer], self._wire, self._lease_s, self._why)
+                OutpostConnection(
+                    name, one, peer, self._incoming[peer], self._wire, self._lease_s, self._why, self._stopped
+                )
             )
         return connections
 
@@ -285,6 +306,9 @@ class OutpostListener:
     def _on_stream(self, peer: str, stream: Stream) -> None:
         if peer in self._incoming:
             self._incoming[peer].put(stream.data)
+
+    def _on_server_stopped(self, peer: str, message: ServerStopped) -> None:
+        (self._stopped.add if message.is_stopped else self._stopped.discard)(peer)
 
     def _on_warned(self, peer: str, warned: Warned) -> None:
         if peer in self._arrived:

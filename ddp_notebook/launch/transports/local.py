@@ -21,7 +21,7 @@ from ddp_notebook.launch import environment, processes
 from ddp_notebook.launch.host.process_state import POLL_S, ProcessInspector
 from ddp_notebook.launch.outbox import Outbox
 from ddp_notebook.launch.transports import folders
-from ddp_notebook.launch.transports.base import LOCAL, Transport
+from ddp_notebook.launch.transports.base import LOCAL, Transport, is_readable
 from ddp_notebook.messages.hosts import Seen
 from ddp_notebook.registry import modes
 from ddp_notebook.wire import signals
@@ -89,6 +89,10 @@ class LocalTransport(Transport):
             return self._stream.recv(1 << 18)
         except OSError:
             return b""
+
+    @property
+    def has_unread(self) -> bool:
+        return is_readable(self._stream.fileno())
 
     def close(self) -> None:
         self._stream.close()

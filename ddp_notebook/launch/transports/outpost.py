@@ -22,12 +22,13 @@ from collections.abc import Mapping
 from types import FrameType
 from urllib.parse import urlsplit
 
+from ddp_notebook.launch import processes
 from ddp_notebook.launch.host import remote_server
 from ddp_notebook.launch.host.owner_channel import ServerEnd
 from ddp_notebook.launch.transports.base import OWN_NUMBER
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.first_messages import Invitation, from_line, to_line
-from ddp_notebook.messages.outposts import Arrived, Stream, Warned
+from ddp_notebook.messages.outposts import Arrived, ServerStopped, Stream, Warned
 from ddp_notebook.messages.processes import Address
 from ddp_notebook.wire.endpoint import Endpoint
 
@@ -170,7 +171,7 @@ def _carry(
     ended: threading.Event,
     warnings: queue.SimpleQueue[str],
 ) -> Endpoint:
-    """Carry bytes in both directions, and warnings to the notebook.
+    """Carry bytes in both directions, and send the notebook warnings and reports of a stopped server.
 
     Returns when one end closes, `ended` is set, or the notebook has sent nothing for the lease.
 
@@ -217,7 +218,11 @@ def _carry(
     wire.send(arrived)
     for work in (to_server, to_notebook):
         threading.Thread(target=work, daemon=True).start()
+    was_stopped = False
     while not ended.wait(_LOOK_S) and wire.silent_s() < invitation.lease_s:
+        if processes.is_stopped(arrived.pid) != was_stopped:
+            was_stopped = not was_stopped
+            wire.send(ServerStopped(is_stopped=was_stopped))
         while not warnings.empty():
             wire.send(Warned(signal=warnings.get()))
     ended.set()
@@ -226,6 +231,7 @@ def _carry(
 
 def _end(stream: socket.socket, server_pid: int) -> None:
     """End the server and all processes below it."""
+    os.kill(server_pid, signal.SIGCONT)  # a stopped server would not notice the end of the stream
     stream.shutdown(socket.SHUT_RDWR)  # a thread may still read
     until = time.monotonic() + _END_S
     while os.waitpid(server_pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:

@@ -6,7 +6,8 @@ connection, through a forwarded port of the host. So the notebook may be behind 
 Both sides send a heartbeat each second. A host without a message for its lease ends all its processes. A notebook
 without a message for the lease declares the host lost. On the host, `_stand_by` sends the heartbeats from the server's
 parent, so they continue while the server imports torch or is stopped. The server itself uses the standard input and
-output, so its parent writes heartbeats to standard error, which the notebook keeps in a file.
+output, so its parent writes heartbeats to standard error, which the notebook keeps in a file. They also report
+whether the server is stopped.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ddp_notebook.launch import processes
 from ddp_notebook.launch.host import remote_server
 from ddp_notebook.launch.host.owner_channel import ServerEnd
 from ddp_notebook.launch.transports import folders, reconnecting, remote_python
-from ddp_notebook.launch.transports.base import BEAT_S, LEASE_S, LOOPBACK, Transport
+from ddp_notebook.launch.transports.base import BEAT_S, LEASE_S, LOOPBACK, Transport, is_readable
 from ddp_notebook.launch.transports.ssh_config import ssh_command
 from ddp_notebook.messages.encoding import VERSION
 from ddp_notebook.messages.first_messages import StartSshServer, from_line, to_line
@@ -74,6 +75,7 @@ _LAST_WORDS = 2000  # characters
 _MOST_LOG_BYTES = 64 << 20
 _MARK = b"\nddp_notebook speaks\n"  # output of a shell's start-up files comes before this mark
 _BEAT = b"\0"  # heartbeat on standard error
+_STOPPED = b"\1"  # follows a heartbeat while the host server is stopped
 _GIVEN = "DDP_NOTEBOOK_GIVEN"
 _OPTIONS = {
     "BatchMode": "yes",
@@ -151,6 +153,8 @@ class SshTransport(Transport):
         self._second: subprocess.Popen[bytes] | None = None  # second connection, only for further requests
         self._before_mark: bytearray | None = bytearray()
         self._heard_s = float("inf")
+        self._hearing = threading.Lock()
+        self._is_stopped = False  # according to the last heartbeat
         self._pid = 0
         command = remote_python.command(python, __name__)
         # longer than the package's own time limits
@@ -210,11 +214,26 @@ class SshTransport(Transport):
         return b""
 
     @property
+    def has_unread(self) -> bool:
+        assert self._ssh.stdout is not None
+        return is_readable(self._ssh.stdout.fileno())
+
+    @property
     def silent_s(self) -> float:
-        with contextlib.suppress(OSError, ValueError):  # the log is closed
-            if _BEAT in self._log.read():
-                self._heard_s = time.monotonic()
+        self._read_beats()
         return max(0.0, time.monotonic() - self._heard_s)
+
+    @property
+    def is_stopped(self) -> bool:
+        self._read_beats()
+        return self._is_stopped
+
+    def _read_beats(self) -> None:
+        with self._hearing, contextlib.suppress(OSError, ValueError):  # the log is closed
+            _, beat, after = self._log.read().rpartition(_BEAT)
+            if beat:
+                self._heard_s = time.monotonic()
+                self._is_stopped = after.startswith(_STOPPED)
 
     def again(self) -> SshTransport:
         return SshTransport(self.name, **self._asked)
@@ -299,10 +318,14 @@ class SshTransport(Transport):
 
     @property
     def why_silent(self) -> str:
-        ssh = self._ssh.pid
-        return (
-            f"its ssh (process {ssh}) is stopped, and kill -CONT {ssh} resumes it" if processes.is_stopped(ssh) else ""
-        )
+        # Below ssh are the processes of `reconnecting`. Several may be stopped, such as all of a process group.
+        stopped = [one.pid for one in processes.descendants(self._ssh.pid) if processes.is_stopped_anywhere(one.pid)]
+        if not stopped:
+            return ""
+        pids = " ".join(map(str, stopped))
+        if len(stopped) == 1:
+            return f"its ssh (process {pids}) is stopped, and kill -CONT {pids} resumes it"
+        return f"processes of its ssh are stopped, and kill -CONT {pids} resumes them"
 
     def how_it_ended(self, given_up: str = "") -> str:
         """Describe the end, with the messages of ssh and a remedy."""
@@ -313,7 +336,7 @@ class SshTransport(Transport):
         try:
             # the file may have been removed
             words = os.pread(self._log.fileno(), _MOST_LOG_BYTES, 0).decode(errors="replace")
-            words = words.replace(_BEAT.decode(), "").strip()[-_LAST_WORDS:]
+            words = words.replace(_BEAT.decode(), "").replace(_STOPPED.decode(), "").strip()[-_LAST_WORDS:]
         except (OSError, ValueError):  # closed
             words = ""
         if self._pid == 0 and (lacking := remote_python.lacking(words)):
@@ -391,7 +414,7 @@ def _first_line() -> bytes:
 
 
 def _stand_by(server_pid: int, stream: ServerEnd, lease_s: float, connection: str) -> None:
-    """Send heartbeats until the server has ended or the lease has expired.
+    """Send heartbeats until the server has ended or the lease has expired. They report a stopped server.
 
     The notebook counts as alive if it has sent data, read by the server or not, or has acknowledged the last heartbeat.
     """
@@ -409,13 +432,14 @@ def _stand_by(server_pid: int, stream: ServerEnd, lease_s: float, connection: st
             heard_s = time.monotonic()  # the last heartbeat was acknowledged
         with contextlib.suppress(OSError):
             if select.select([], [2], [], 0)[1]:  # must not block on a broken link
-                os.write(2, _BEAT)
+                os.write(2, _BEAT + _STOPPED if processes.is_stopped(server_pid) else _BEAT)
         for fd, _ in poller.poll(1000 * min(BEAT_S, lease_s / _BEATS)):
             if fd == wake_r:  # SIGCHLD: the server has ended, or was only stopped or continued
                 os.read(wake_r, 4096)
             else:
                 poller.unregister(fd)
                 until_s = time.monotonic() + _END_S
+                os.kill(server_pid, signal.SIGCONT)  # a stopped server would not notice the end of the stream
 
 
 def _waiting_bytes(fd: int) -> int:

@@ -7,7 +7,6 @@ installs packages runs on one rank per host and Python environment.
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from ddp_notebook.rank.cell.children import Children
 from ddp_notebook.rank.patching import look_for, replace
 from ddp_notebook.registry import private
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import contextlib, fcntl, functools, json, os, re
+from ddp_notebook.stdlib import contextlib, fcntl, functools, hashlib, json, os, re
 
 _process: Any = process  # the module does not declare its exports
 _system = _process.system

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ddp_notebook.records.phases import PHASES
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 T = TypeVar("T")
 _now = [""]  # phase of the main thread; "": none

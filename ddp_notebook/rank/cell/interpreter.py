@@ -24,6 +24,7 @@ _OF_PROGRAMS = {"print", "input", "open", "__import__", "_"}  # programs commonl
 _NEEDED = ("ddp_notebook", "sys", *COPIED)  # modules that the rank itself needs
 _START_S = 1.0  # a new thread starts within this time
 _RENEWED = "ddp_notebook: the selector of the event loop was closed while this cell ran; a new one replaces it"
+_OF_A_CLASS = {"__new__", "__init_subclass__", "__subclasshook__", "__class_getitem__"}
 _RECURSION_LIMIT = 500  # maximum number of frames that the end of a cell needs
 
 
@@ -66,6 +67,9 @@ class Interpreter:
         self._registered: list[Any] = []  # keys of the loop's selector at the end of the previous cell
         self.on_new_selector: Callable[[], object] = lambda: None  # called when a new selector replaces a closed one
         self._closed_selectors: list[Any] = []  # kept: their deletion could close a descriptor that is reused
+        self._own_methods(self._loop._selector)  # type: ignore[attr-defined]
+        for wakes_by in ("_ssock", "_csock"):
+            self._own_methods(getattr(self._loop, wakes_by, None))
         if (wakes := getattr(self._loop, "_ssock", None)) is not None:  # `call_soon_threadsafe` writes to it
             self.keep_reader(wakes.fileno(), self._loop._read_from_self)  # type: ignore[attr-defined]
         self._builtins = _Kept(vars(builtins), vars(builtins))
@@ -77,11 +81,10 @@ class Interpreter:
         self._threading = sys.modules["threading"]
         threads = {name: value for name, value in vars(self._threading).items() if callable(value)}
         threads |= dict.fromkeys(("_trace_hook", "_profile_hook"))  # hooks for new threads
-        thread_class = self._threading.Thread
-        methods = {name: value for name, value in vars(thread_class).items() if callable(value)}
+        classes = self._threading.Thread, self._threading.Event, self._threading.Condition
         self._of_threads = (
             (self._threading, _Kept(vars(self._threading), threads)),
-            (thread_class, _Kept(vars(thread_class), methods)),
+            *((one, _Kept(vars(one), _methods(one))) for one in classes),
         )
         # The rank communicates with these classes. pyzmq looks them up at each call.
         self._zmq = _Kept(vars(zmq), {name: value for name, value in vars(zmq).items() if isinstance(value, type)})
@@ -90,6 +93,16 @@ class Interpreter:
     def keep_reader(self, fd: int, callback: Callable[[], object]) -> None:
         """Make the event loop read this file descriptor again if a cell removed its reader."""
         self._readers[fd] = callback
+
+    def _own_methods(self, of: Any) -> None:
+        """Give a selector or socket of the event loop a class with its own methods, which cells cannot replace.
+
+        If `socket.send` or `EpollSelector.select` fails or does nothing, no cell ends any more.
+        """
+        if of is None or type(of).__module__ not in ("selectors", "socket"):
+            return
+        members = {name: value for base in reversed(type(of).__mro__[:-1]) for name, value in _methods(base).items()}
+        of.__class__ = type(type(of).__name__, (type(of),), {**members, "__slots__": ()})
 
     def put_back(self) -> list[str]:
         """Restore the interpreter state. Return lines about restored names that later cells would miss."""
@@ -131,7 +144,7 @@ class Interpreter:
             return False
         keys = list(getattr(selector, "_fd_to_key", {}).values()) or self._registered
         self._closed_selectors.append(selector)
-        loop._selector = type(selector)()
+        loop._selector = type(selector)()  # with its own methods, too
         for key in keys:
             with contextlib.suppress(OSError, ValueError, KeyError):  # the cell has closed this file, too
                 loop._selector.register(key.fileobj, key.events, key.data)
@@ -157,6 +170,7 @@ class Interpreter:
             loop._selector.unregister(fd)  # the new sockets may get this number
         loop._ssock, loop._csock = sockets = socket.socketpair()
         for one in sockets:
+            self._own_methods(one)
             one.setblocking(False)
         self.keep_reader(loop._ssock.fileno(), loop._read_from_self)
 
@@ -229,6 +243,10 @@ class Interpreter:
         return False
 
 
+def _methods(cls: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(cls).items() if callable(value) and name not in _OF_A_CLASS}
+
+
 def _is_open(selector: Any) -> bool:
     """Return whether the file descriptor of a selector of asyncio is open and belongs to it."""
     polled = getattr(selector, "_selector", None)
@@ -257,7 +275,10 @@ def _starts_threads(threading: Any) -> bool:
 
     def start() -> None:
         try:
-            threading.Thread(target=begun.release, name="ddp-try", daemon=True).start()
+            thread = threading.Thread(target=lambda: None, name="ddp-try", daemon=True)
+            thread.start()
+            thread.join(_START_S)
+            begun.release()
         except BaseException as error:
             failed.append(error)
             if begun.locked():

@@ -20,6 +20,7 @@ from typing import Any
 
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import TAKEN_EVERY, Comm, Display, Taken
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, logging, threading, time
 
 _MOST_OF_SESSION = 128  # maximum number of unshown messages of all ranks; Jupyter processes them in 0.15 s

@@ -325,7 +325,14 @@ class Runner:
         result: ExecutionResult | None = None
         failure: BaseException | None = None
         try:
-            result = await self._execute(internal_phases.start_cell(lambda: self._prepare(cell)))
+            code = internal_phases.start_cell(lambda: self._prepare(cell))
+            result = await self._execute(code)
+            if self._put_modules_back(result.error_before_exec):  # no code of the cell has run
+                self._shell.execution_count = cell.execution_count
+                self._tracebacks.begin()
+                self._uneventful = True
+                self._file = cell.file
+                result = await self._execute(code)
         except BaseException as error:  # not caught by IPython; the notebook must get it
             self._may_raise = False  # from here on an exception would end the rank's event loop
             failure = _of_compiler(error)
@@ -403,10 +410,12 @@ class Runner:
             done = _ended_by(problem, cell.cell, duration_s)
         return done
 
-    def _put_modules_back(self, failure: BaseException | None) -> None:
-        """Restore modules that IPython needs if it failed before it ran the code of a cell."""
-        if isinstance(failure, Exception) and not isinstance(failure, _OF_CODE):
-            self.put_modules_back("IPython could not run this cell")
+    def _put_modules_back(self, failure: BaseException | None) -> bool:
+        """Restore modules that IPython needs if it failed before it ran the code of a cell. Return whether there were
+        any.
+        """
+        is_of_ipython = isinstance(failure, Exception) and not isinstance(failure, _OF_CODE)
+        return is_of_ipython and self.put_modules_back("IPython could not run this cell")
 
     def _end_hooks(self) -> None:
         for name, ends in self._hooks.cell_ends:

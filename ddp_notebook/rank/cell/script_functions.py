@@ -33,6 +33,7 @@ from ddp_notebook.rank.group import deferred_destroy, join
 from ddp_notebook.rank.group.arguments import InitArguments, Requested
 from ddp_notebook.rank.group.calls import timeout_of
 from ddp_notebook.rank.patching import look_for, replace
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import functools, os
 
 _dump = reduction.dump

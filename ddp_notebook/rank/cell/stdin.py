@@ -12,6 +12,7 @@ from IPython.core.error import StdinNotImplementedError
 
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import InputReply, InputRequest
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import itertools, os, queue, threading
 
 _LOOK_S = 0.2  # an interrupt just before the wait is noticed after this time

@@ -28,6 +28,7 @@ from ddp_notebook.rank.cell.exceptions import (
 )
 from ddp_notebook.rank.cell.magic_errors import MagicErrors
 from ddp_notebook.rank.cell.truncation import bounded
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import asyncio, contextlib, threading
 
 _RUNNER = __file__.replace("tracebacks.py", "runner.py")

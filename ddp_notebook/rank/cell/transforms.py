@@ -17,6 +17,7 @@ from IPython.core.autocall import IPyAutocall
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.macro import Macro
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import re
 
 # A line that starts like a command, like `/f x` or like a prompt, or a blank line, which IPython empties.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp_notebook.records.units import bundle_chars, size
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 MOST_CHARS = 200_000  # limit for a traceback, an exception message, and the text that replaces a display
 MOST_DISPLAY_CHARS = 10_000_000  # limit for one display, all MIME types together; plotly's first one has 5 million

@@ -8,6 +8,7 @@ from typing import Any
 from jupyter_client.session import json_packer, json_unpacker
 
 from ddp_notebook.messages.ranks import Comm
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import base64
 
 _WIDGETS = "jupyter.widget"  # target name of all widget comms

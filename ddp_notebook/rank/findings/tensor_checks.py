@@ -5,14 +5,13 @@ The checks of gradients read few elements, unless there is something to report.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ddp_notebook.rank.hide_from_profiler import unseen
-from ddp_notebook.stdlib import math
+from ddp_notebook.stdlib import math, zlib
 
 # ---- gradients and losses
 

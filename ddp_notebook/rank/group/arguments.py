@@ -27,6 +27,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # exported at run
 from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group import join
 from ddp_notebook.rank.group.calls import check_longest
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import os
 
 _NATIVE = ("gloo", "nccl", "mpi", "xccl")  # torch raises RuntimeError for them if they are not built in

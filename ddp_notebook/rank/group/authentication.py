@@ -7,12 +7,13 @@ session, so ranks exchange a key there.
 
 from __future__ import annotations
 
-import hmac
-import secrets
 from collections.abc import Iterable
 from typing import Any
 
 from torch._C._distributed_c10d import Store
+
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import hmac, secrets
 
 MAC_BYTES = 32
 _KEY = "key"

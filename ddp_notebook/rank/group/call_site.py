@@ -16,6 +16,7 @@ import torch
 
 from ddp_notebook.rank.cell.current_line import OURS
 from ddp_notebook.rank.group.modules import CALL_IMPL, ROOT, Modules
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import functools, os
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

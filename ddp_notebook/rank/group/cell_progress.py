@@ -13,6 +13,7 @@ from torch.optim.optimizer import (
 )
 
 from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import threading, weakref
 
 

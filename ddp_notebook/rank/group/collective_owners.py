@@ -8,7 +8,6 @@ finds ranks that are in equal collectives for different objects.
 from __future__ import annotations
 
 import sys
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from types import FrameType
@@ -20,7 +19,7 @@ from torch._C._distributed_c10d import ProcessGroup
 from ddp_notebook.rank.group.call_site import is_of_user
 from ddp_notebook.rank.group.modules import ROOT, Modules
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import os, threading, weakref
+from ddp_notebook.stdlib import os, threading, weakref, zlib
 
 HASHES = 0xFFFF  # number of hashes
 OBJECT, MODULE = 0, 1  # last bit of a meaning

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, ctypes, os
 
 _LEVEL = "FLAGS_caffe2_log_level"

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ddp_notebook.rank.patching import replace
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import functools, threading, time
 
 _QUIET_S = 0.05  # time for the gloo threads to release their last operation

@@ -20,6 +20,7 @@ from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group import cpp_log
 from ddp_notebook.rank.group.calls import timeout_setter
 from ddp_notebook.rank.group.stores import connect
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, os
 
 TORCHS = dist.init_process_group

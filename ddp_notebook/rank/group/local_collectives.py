@@ -9,6 +9,7 @@ import torch
 from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 from ddp_notebook.rank.group.operators import Operator, flat
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 
 class LocalCollectives:

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import functools, re, weakref
 
 ROOT = "(root)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import Doing, RankLostError, Release
 from ddp_notebook.rank.hide_from_profiler import filter_flight_recorder, is_possible
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import os, re, threading, time
+from ddp_notebook.stdlib import hashlib, os, re, threading, time
 
 
 class GroupNames:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ddp_notebook.records.schema import REDUCE_OPS
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 
 class OperatorSpec(NamedTuple):

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ddp_notebook.rank.group.calls import Call
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import logging
 
 _MOST_CALLS = 4_000  # compared calls of a step; in a loop without an optimizer a step never ends

@@ -7,8 +7,6 @@ has its own connection and blocks no other.
 
 from __future__ import annotations
 
-import hmac
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -19,7 +17,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.registry import unix_sockets
-from ddp_notebook.stdlib import contextlib, functools, os, socket, threading
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import contextlib, functools, hmac, os, secrets, socket, threading
 from ddp_notebook.wire import store as protocol
 from ddp_notebook.wire.store import Sealing, StoreAddress, StoreRefusedError
 

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, functools, os, socket, threading, time
 
 _SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # interval between two polls of a store, which itself polls every 10 ms

@@ -18,6 +18,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ddp_notebook.rank.group.local_collectives import LocalCollectives
 from ddp_notebook.rank.variables import random_states
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import functools, gc, time
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any
@@ -28,7 +27,8 @@ from ddp_notebook.rank.record.training.repeated_buckets import pack
 from ddp_notebook.rank.record.training.spans import Span, span_of
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import ORIGINS, REDUCE_OPS, TABLES, Rows
-from ddp_notebook.stdlib import logging, struct, threading, time
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import logging, secrets, struct, threading, time
 
 _ORIGIN = {name: code for code, name in enumerate(ORIGINS)}
 _REDUCE_OP = {name: code for code, name in enumerate(REDUCE_OPS)}

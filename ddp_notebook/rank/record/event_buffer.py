@@ -38,6 +38,7 @@ from ddp_notebook.rank.record.gpu_times import marks_of
 from ddp_notebook.rank.record.training.repeated_buckets import rows_of
 from ddp_notebook.rank.record.value_sampling import FIRST_STEPS, ValueSampling
 from ddp_notebook.records.schema import SAMPLE
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import itertools, threading, time
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from ddp_notebook.rank.hooks import Core, Feature
 from ddp_notebook.rank.record.rank_recording import RankRecording
 from ddp_notebook.rank.record.training.wrapping import hide_from_compile
 from ddp_notebook.records import logs
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 
 class RecordingFeature(Feature):

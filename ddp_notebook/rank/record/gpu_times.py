@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ddp_notebook.rank.group.operators import flat
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import time
 
 _ANCHOR_NS = 1_000_000_000  # interval between two anchors: clocks drift

@@ -19,6 +19,7 @@ from ddp_notebook.rank.record.previews import on_its_way
 from ddp_notebook.rank.record.training.spans import TrainingSpans
 from ddp_notebook.records.schema import STEP_UNITS
 from ddp_notebook.records.words import in_function
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import time
 
 _STEP, _VALUE, _OPTIMIZER_STEP = map(STEP_UNITS.index, ("step", "value", "optimizer step"))

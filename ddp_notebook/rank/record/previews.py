@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from ddp_notebook.records.schema import FIRST_BYTES, SAMPLE, SAMPLE_OF_LARGE, VALUE, Rows
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 _STRIDED = torch.strided
 _STRETCH = 32  # elements; the first block is shown

@@ -8,6 +8,7 @@ import torch
 
 from ddp_notebook.rank.group.call_site import SiteFields, calls_of
 from ddp_notebook.rank.group.calls import Group
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import functools, json, os
 
 _MOST_TEXTS = 200_000  # maximum number of texts of a process

@@ -8,6 +8,7 @@ of the longest period are kept on all ranks. This requires that all ranks or non
 
 from __future__ import annotations
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import time
 
 FIRST_STEPS = 16  # first steps of a cell, which are all kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +22,7 @@ from ddp_notebook.rank.variables import copying, samplers
 from ddp_notebook.rank.variables.copying import names_of_user
 from ddp_notebook.rank.variables.handover import Handover, dumps
 from ddp_notebook.rank.variables.summary import fingerprints
-from ddp_notebook.stdlib import json, re
+from ddp_notebook.stdlib import hashlib, json, re
 
 _State = tuple[Callable[[], Any], Callable[[Any], object]]
 RANDOM: Mapping[str, _State] = {  # the names are those of `%ddp_check`

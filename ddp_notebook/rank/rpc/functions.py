@@ -7,7 +7,6 @@ the call also contains a digest of the code, and the callee waits until its own 
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
@@ -15,7 +14,7 @@ from typing import Any
 
 from torch._C._distributed_rpc import PyRRef
 
-from ddp_notebook.stdlib import os, pickle, time, weakref
+from ddp_notebook.stdlib import hashlib, os, pickle, time, weakref
 
 _MAIN = "__main__"
 _KINDS = FunctionType, type  # a tuple, because a union would be created at each call

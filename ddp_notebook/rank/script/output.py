@@ -5,12 +5,11 @@ torchrun gives all ranks one pipe, in which lines are mixed and split.
 
 from __future__ import annotations
 
-import secrets
 import sys
 
 from ddp_notebook.registry import unix_sockets
 from ddp_notebook.registry.torchrun import OUTPUT_VARIABLE
-from ddp_notebook.stdlib import os, socket
+from ddp_notebook.stdlib import os, secrets, socket
 from ddp_notebook.wire.store import StoreAddress
 from ddp_notebook.wire.stream_order import ChangeMarks, open_stream
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ddp_notebook.rank.hide_from_profiler import unseen
-from ddp_notebook.stdlib import contextlib
+from ddp_notebook.stdlib import contextlib, hashlib
 
 KINDS = ("batch", "local gradient", "gradient", "parameter")  # in the order of a step
 _MOST = 2_000_000  # observed tensors of a run

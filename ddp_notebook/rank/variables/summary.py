@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import enum
-import hashlib
 import pathlib
 import random
 import sys
@@ -21,7 +20,7 @@ import torch
 
 from ddp_notebook.rank.variables.comparison import Leaf, is_plain, leaves, unreadable
 from ddp_notebook.rank.variables.values import describe
-from ddp_notebook.stdlib import contextlib, itertools, pickle, re
+from ddp_notebook.stdlib import contextlib, hashlib, itertools, pickle, re
 
 _ROW = 1 << 16  # words; a row as int64 fits into the cache of a core (0.40 s per GiB, 0.72 s with 64 rows)
 _ROWS_ON_DEVICE = 64  # rows per step, because each step launches kernels; needs 32 MB

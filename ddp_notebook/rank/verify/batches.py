@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from ddp_notebook.stdlib import pickle
+from ddp_notebook.stdlib import hashlib, pickle
 
 _PLAIN = int | float | complex | str | bytes | None | np.generic | torch.dtype | torch.device
 

@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,7 +38,7 @@ from ddp_notebook.rank.verify.model_state import ModelState, all_modules
 from ddp_notebook.rank.verify.products import inner_products
 from ddp_notebook.rank.verify.reads import names_read
 from ddp_notebook.rank.verify.step import OF_WORLD, Run, Step, StepError, evaluate, one_process
-from ddp_notebook.stdlib import contextlib, math, re
+from ddp_notebook.stdlib import contextlib, hashlib, math, re
 
 _SEED = 1
 _RESOLUTION = 1e-7  # smallest relative difference that inner products of float64 can show

@@ -43,6 +43,7 @@ class AbandonedCells:
             only: end this cell only; None: all cells that have not ended.
         """
         self._check()
+        said: list[str] | None = None
         with Interrupts(lambda: None) as interrupts:
             try:
                 runs = [run for run in self._cells.to_end() if only in (None, run)]
@@ -50,9 +51,11 @@ class AbandonedCells:
                 said = self._end(runs, replace, interrupts)
                 if only is None and jobs:
                     said.append(f"{in_words(jobs)} come{'s' * (len(jobs) == 1)} next: %ddp_cancel all ends all jobs")
-                return said
             except KeyboardInterrupt:
                 pass  # raised below, so that the traceback has no frames of this package
+        if said is not None:
+            interrupts.raise_late("; ".join(said))
+            return said
         raise keyboard_interrupt("interrupted: %ddp_status lists the ranks that are still in a cell")
 
     def _end(self, runs: list[CellRun], replace: bool, interrupts: Interrupts) -> list[str]:

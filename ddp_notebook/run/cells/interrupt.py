@@ -60,6 +60,17 @@ class Interrupts:
         if self.count:
             raise KeyboardInterrupt
 
+    def raise_late(self, done: str) -> None:
+        """Raise an interrupt for a press after the last check. Call it after the `with` block.
+
+        The work is done, but the rest of the user's cell must not run.
+
+        Args:
+            done: text after "interrupted, but ".
+        """
+        if self.count:
+            raise keyboard_interrupt(f"interrupted, but {done}")
+
     def after_this(self) -> Callable[[], None]:
         """Return a check that raises at the next press, without presses that count as the last one."""
         count, pressed_s = self.count, self.pressed_s

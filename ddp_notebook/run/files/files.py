@@ -64,9 +64,10 @@ class SessionFiles:
         if isinstance(also, str):
             raise UsageError(f"the argument also must be a list of names, got {also!r}: pass also=[{also!r}]")
         self._parts().liveness.check_host()
+        synced: Synced | None = None
         with Interrupts(lambda: None) as interrupts:
             try:
-                return self._parts().hosts.sync(
+                synced = self._parts().hosts.sync(
                     None if folder is None else os.fspath(folder),
                     overwrite=overwrite,
                     also=also,
@@ -76,6 +77,9 @@ class SessionFiles:
                 )
             except KeyboardInterrupt:
                 pass  # raised below, so that the traceback has no frames of this package
+        if synced is not None:
+            interrupts.raise_late("all files were sent")
+            return synced
         raise keyboard_interrupt("interrupted: the files sent so far are complete, the others were not sent")
 
     def fetch(

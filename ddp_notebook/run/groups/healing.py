@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, UsageError
@@ -55,11 +55,15 @@ class Healing:
             self._cells.check_idle()
             if trouble := self._cluster.trouble():
                 raise SessionBrokenError(trouble)
+            notes: list[str] | None = None
             with Interrupts(lambda: None) as interrupts:
                 try:
-                    return self._cells.recovery.form(timeout_s, interrupts.check)
+                    notes = self._cells.recovery.form(timeout_s, interrupts.check)
                 except KeyboardInterrupt:
                     pass  # raised below, so that the traceback has no frames of this package
+        if notes is not None:
+            interrupts.raise_late("the group was formed again")
+            return notes
         raise keyboard_interrupt("interrupted while the group was formed: the next cell forms it first")
 
     def heal(self, from_rank: int | None, names: Sequence[str]) -> list[str]:
@@ -80,35 +84,61 @@ class Healing:
         if trouble := self._cluster.trouble():
             raise SessionBrokenError(trouble)
         self._ask_all()
-        notes: list[str] = []
         gone = self._cluster.gone
         new = gone or self._cells.recovery.replaced
         self._check_source(from_rank, names, new)
         done = "nothing was changed"
+
+        def note(text: str) -> None:
+            nonlocal done
+            done = text
+
+        lines: list[str] | None = None
         with Interrupts(lambda: None) as interrupts:
             try:
-                read = None if from_rank is None else self._read(from_rank, names, interrupts.check)
-                if gone:
-                    done = f"{list_ranks(gone)} got no new process; %ddp_heal tries again"
-                stores = self._cells.recovery.stopped_stores()
-                if gone:
-                    notes = [*self._cells.recovery.heal(interrupts.check), *stores]
-                elif stores:
-                    done = "the store is not replaced; %ddp_heal tries again"
-                    notes = self._cells.recovery.form(check=interrupts.check)
-                if from_rank is None or read is None:
-                    if not gone:
-                        return [*notes, "no rank has died"]
-                    return [replaced_in_words(gone, len(self._cluster.ranks)), *notes]
-                replaced = [f"{list_ranks(gone)} {'was' if len(gone) == 1 else 'were'} replaced"] if gone else []
-                not_all = f"not everything was copied, and %ddp_heal --from {from_rank} copies it again"
-                done = ", ".join([*replaced, not_all])
-                copied = self._copy(from_rank, read, new, interrupts.check, asked_for=bool(names))
-                self._cluster.note_supplied()
-                return [*replaced, *notes, *copied]
+                lines = self._replace_and_copy(from_rank, names, gone, new, interrupts.check, note)
             except KeyboardInterrupt:
                 pass  # raised below, so that the traceback has no frames of this package
+        if lines is not None:
+            interrupts.raise_late(f"the healing is complete: {'; '.join(lines)}")
+            return lines
         raise keyboard_interrupt(f"the healing was interrupted: {done}")
+
+    def _replace_and_copy(
+        self,
+        from_rank: int | None,
+        names: Sequence[str],
+        gone: list[int],
+        new: Sequence[int],
+        check: Check,
+        note: Callable[[str], None],
+    ) -> list[str]:
+        """Replace dead ranks and a stopped store, and copy the variables. Return sentences about it.
+
+        Args:
+            new: ranks that get the variables.
+            note: called with the state in words after each step, for the message of an interrupt.
+        """
+        read = None if from_rank is None else self._read(from_rank, names, check)
+        if gone:
+            note(f"{list_ranks(gone)} got no new process; %ddp_heal tries again")
+        stores = self._cells.recovery.stopped_stores()
+        notes: list[str] = []
+        if gone:
+            notes = [*self._cells.recovery.heal(check), *stores]
+        elif stores:
+            note("the store is not replaced; %ddp_heal tries again")
+            notes = self._cells.recovery.form(check=check)
+        if from_rank is None or read is None:
+            if not gone:
+                return [*notes, "no rank has died"]
+            return [replaced_in_words(gone, len(self._cluster.ranks)), *notes]
+        replaced = [f"{list_ranks(gone)} {'was' if len(gone) == 1 else 'were'} replaced"] if gone else []
+        not_all = f"not everything was copied, and %ddp_heal --from {from_rank} copies it again"
+        note(", ".join([*replaced, not_all]))
+        copied = self._copy(from_rank, read, new, check, asked_for=bool(names))
+        self._cluster.note_supplied()
+        return [*replaced, *notes, *copied]
 
     def _ask_all(self) -> None:
         """Check that every rank answers.
@@ -128,9 +158,8 @@ class Healing:
             gone = cluster.gone
             died = f"{list_ranks(gone)} died, but no group can be formed with" if gone else "no rank has died, but"
             why = "; ".join(f"rank {rank}: {how or 'no answer'}" for rank, how in why_silent(cluster, silent).items())
-            pids = " ".join(str(cluster.process(rank).pid) for rank in silent)
             raise SessionBrokenError(
-                f"{died} {why}. All variables are kept if it continues; kill -9 {pids} and %ddp_heal replace "
+                f"{died} {why}. All variables are kept if it continues; {_kill(cluster, silent)} and %ddp_heal replace "
                 f"{'it' if len(silent) == 1 else 'them'} without variables"
             )
 
@@ -198,3 +227,14 @@ class Healing:
         answers: dict[int, Checked] = self._questions.ask_all(ranks, lambda n: Inspect(request=n, compares=True))
         digests = [answer.facts.get("digests", {}) for answer in answers.values()]
         return [name for name in names if len({of_rank[name] for of_rank in digests if name in of_rank}) > 1]
+
+
+def _kill(cluster: Cluster, ranks: Sequence[int]) -> str:
+    """Return the commands that kill the processes of these ranks, one per host.
+
+    The pids of a remote host are those of other processes here.
+    """
+    pids: dict[str, list[str]] = {}
+    for process in map(cluster.process, ranks):
+        pids.setdefault("" if process.host.is_here else f" on {process.host.label}", []).append(str(process.pid))
+    return ", ".join(f"kill -9 {' '.join(of_host)}{where}" for where, of_host in pids.items())

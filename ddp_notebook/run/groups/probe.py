@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.process import Process
 from ddp_notebook.messages.ranks import Probe, Vitals
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.phases import WORDS, phase_in
@@ -135,13 +136,13 @@ def why_silent(cluster: Cluster, ranks: Sequence[int]) -> dict[int, str]:
     why = {rank: cluster.process(rank).host.unheard for rank in ranks}
     for rank in ranks:
         if cluster.process(rank).is_stopped:
-            why[rank] = _stopped(cluster.process(rank).pid)
+            why[rank] = _stopped(cluster.process(rank))
     ranks = [rank for rank in ranks if not why[rank]]
     if ranks:
         with contextlib.suppress(HostError):
             for rank, seen in cluster.inspect(ranks).items():
                 if seen.is_stopped:
-                    why[rank] = _stopped(cluster.process(rank).pid)
+                    why[rank] = _stopped(cluster.process(rank))
                 elif seen.held:
                     why[rank] = seen.held
                 elif seen.stack:
@@ -149,8 +150,9 @@ def why_silent(cluster: Cluster, ranks: Sequence[int]) -> dict[int, str]:
     return why
 
 
-def _stopped(pid: int) -> str:
-    return f"its process {pid} is stopped; kill -CONT {pid} resumes it"
+def _stopped(process: Process) -> str:
+    where = "" if process.host.is_here else f" on {process.host.label}"
+    return f"its process {process.pid} is stopped; kill -CONT {process.pid}{where} resumes it"
 
 
 def describe_silence(stack: str) -> str:

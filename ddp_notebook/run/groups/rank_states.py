@@ -109,7 +109,7 @@ def _state(cluster: Cluster, rank: int, vitals: Vitals | None, why: str, is_bloc
         return why if why in WORDS else f"no answer: {why}"
     if vitals is None:
         silent_s = cluster.silent_s(rank)
-        return f"silent for {silent_s:.0f} s" if silent_s > SILENT_S else "too busy to answer"
+        return f"silent for {silent_s:.0f} s" if silent_s > SILENT_S else "no answer"
     if vitals.client_call_s:
         return f"in a call of session.client for {vitals.client_call_s:.1f} s"
     if vitals.unread:

@@ -158,7 +158,10 @@ class Jobs:
                     break
                 self._waited_for.add(job.number)
                 report(job)
-        if left := [job.number for job in chosen if not job.done()]:
+        left = [job.number for job in chosen if not job.done()]
+        if not left:
+            interrupts.raise_late("the jobs have ended")
+        else:
             raise keyboard_interrupt(f"interrupted: {in_words(left)} continue{'s' * (len(left) == 1)}")
         for job in chosen:
             if job.state == "failed":

@@ -221,11 +221,14 @@ class Resizing(SessionFeature):
                 done = _now(plan) + _copy_later(plan)
                 settled = self._settle(plan, interrupts.check)
                 self._cluster.note_supplied()
-                return [_now(plan), *notes, *settled]
+                lines: list[str] | None = [_now(plan), *notes, *settled]
             except StartError as error:
                 raise StartError(f"{error}. {done[0].upper()}{done[1:]}" if done else str(error)) from error
             except KeyboardInterrupt:
-                pass  # raised below, so that the traceback has no frames of this package
+                lines = None  # raised below, so that the traceback has no frames of this package
+        if lines is not None:
+            interrupts.raise_late(f"the resize is complete: {'; '.join(lines)}")
+            return lines
         raise keyboard_interrupt(f"resizing was interrupted: {done or 'nothing was changed'}")
 
     def _settle(self, plan: _Plan, check: Check) -> list[str]:

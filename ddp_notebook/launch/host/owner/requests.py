@@ -1,4 +1,4 @@
-"""Requests to a host server, their replies, and pings that measure the time without an answer."""
+"""Requests to a host server and their replies, and the time without an answer of a process or progress of a thread."""
 
 from __future__ import annotations
 
@@ -148,3 +148,28 @@ class Pulse:
                 self.unanswered_s += min(now - self._looked_s, _MOST_S)
             self._heard, self._looked_s = False, now
             return self.unanswered_s
+
+
+class Progress:
+    """Measures the time in which a thread of this process makes no progress.
+
+    Args:
+        count: returns a number that the thread raises at least once per second.
+
+    Example:
+        >>> progress = Progress(lambda: 7)
+        >>> progress.poll() == 0.0 < progress.poll()
+        True
+    """
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+        self._last, self._looked_s = -1, float("-inf")
+        self._stuck_s = 0.0
+
+    def poll(self) -> float:
+        """Return the seconds without progress. Call it repeatedly."""
+        count, now = self._count(), time.monotonic()
+        self._stuck_s = self._stuck_s + min(now - self._looked_s, _MOST_S) if count == self._last else 0.0
+        self._last, self._looked_s = count, now
+        return self._stuck_s

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.cell.current_line import OURS
 from ddp_notebook.rank.cell.exceptions import with_type
 from ddp_notebook.rank.group.cpp_log import quiet
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, functools, gc, weakref
 
 

@@ -19,6 +19,7 @@ from ddp_notebook.rank.group.connections.abort import NCCL, Connections
 from ddp_notebook.rank.group.connections.models import Models
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.stores import connect
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, json, re, threading
 
 _DEFAULT = "0"  # torch's name of the default group

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, os, re, socket, stat
 
 _FDS, _FDS_INFO = "/proc/self/fd", "/proc/self/fdinfo"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import ctypes, functools, os, struct, threading, time
 
 _AFTER_S = 0.1  # operations that gloo notifies have ended long before

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from ddp_notebook.rank.group.guard.ledger import Ledger
 from ddp_notebook.rank.group.guard.message_comparison import Messages
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 MARK_BITS = 32
 Ticket = TypeVar("Ticket")

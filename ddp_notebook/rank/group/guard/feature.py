@@ -14,6 +14,7 @@ from ddp_notebook.rank.group.guard.order import Order
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.hooks import Core, Feature
 from ddp_notebook.rank.patching import replace
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import functools
 
 

@@ -19,7 +19,6 @@ An asynchronous call is compared when its caller waits for it; by then it has se
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -41,7 +40,8 @@ from ddp_notebook.rank.group.guard.message_comparison import Messages, nbytes_of
 from ddp_notebook.rank.group.guard.order import Order
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.records.words import group_by_value, name_ranks
-from ddp_notebook.stdlib import time
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import time, zlib
 
 
 class _Comparison(NamedTuple):

@@ -18,6 +18,7 @@ from torch.distributed import P2POp, irecv
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.kernels.lazy_bits import kept_in
 from ddp_notebook.rank.group.operators import flat
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 MEMORY_ORDER = "memory order"
 _IN_ORDER = "ordered"  # in the order of memory

@@ -22,14 +22,13 @@ checksums of its objects.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
 from ddp_notebook.rank.group.collective_owners import HASHES, Meaning, hash_of
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import threading
+from ddp_notebook.stdlib import threading, zlib
 
 _DEPTH = 512  # calls that a rank may be ahead of another one and are still compared
 NUMBER = 0x1FFFF

@@ -11,9 +11,7 @@ futex), so neither locks nor messages are needed. The checksum of a note shows t
 
 from __future__ import annotations
 
-import mmap
 import platform
-import zlib
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +20,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from ddp_notebook.rank.group.guard.board import Compared
 from ddp_notebook.rank.group.guard.ledger import Ledger, count_bytes
 from ddp_notebook.rank.group.guard.message_comparison import Messages, count_words
-from ddp_notebook.stdlib import ctypes, os, time
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import ctypes, mmap, os, time, zlib
 
 # Source: https://man7.org/linux/man-pages/man2/futex.2.html, the number of the call in the kernel's tables
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)  # 0 if not known

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch._C._distributed_c10d import Work
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import threading
 
 _DEPTH = 256  # messages from one rank to another that may be in progress on one side and are still compared

@@ -20,6 +20,7 @@ from ddp_notebook.rank.group.guard.board import Board
 from ddp_notebook.rank.group.guard.ledger import SLOTS, CallDifference, Ledger
 from ddp_notebook.rank.group.modules import ROOT
 from ddp_notebook.records.threads import advice
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 _IN = " in "  # before the name of a thread, which is empty for threads of C++
 _OF_CHECKPOINT = "plan of a checkpoint"

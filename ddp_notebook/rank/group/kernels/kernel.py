@@ -18,6 +18,7 @@ from ddp_notebook.rank.group.kernels.repeats import Kept
 from ddp_notebook.rank.group.operators import Operator, flat
 from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.rank.hide_from_profiler import unseen
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import threading, time
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank.group.operators import Operator
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import threading
 
 _BITS: dict[str, tuple[str, Callable[[torch.Tensor], bool], Callable[[torch.Tensor], torch.Tensor]]] = {

@@ -10,6 +10,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_notebook.rank.group.calls import Call, is_failed
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.buckets import Backward, Model

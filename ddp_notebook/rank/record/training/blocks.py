@@ -15,6 +15,7 @@ from torch.autograd.profiler import record_function
 from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.record.training.wrapping import around
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, os, threading, time
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

@@ -20,6 +20,7 @@ from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.kernels.repeats import Again, Repeat
 from ddp_notebook.rank.group.operators import nbytes, nbytes_of
 from ddp_notebook.rank.record.training.model_names import nothing, variable_of
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import json, threading, time, weakref
 
 if TYPE_CHECKING:

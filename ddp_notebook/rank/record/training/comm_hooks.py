@@ -15,6 +15,7 @@ from ddp_notebook.rank.group.operators import nbytes_of
 from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.record.training.buckets import Backward
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import time, weakref
 
 

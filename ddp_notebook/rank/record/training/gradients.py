@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import functools
 
 _OWN, _AVERAGED = 2, 3  # side of a value in `records.VALUE`

@@ -17,6 +17,7 @@ from ddp_notebook.rank.record.training.model_names import new_name, nothing
 from ddp_notebook.rank.record.training.step_observer import StepObserver, tell
 from ddp_notebook.rank.record.training.wrapping import around
 from ddp_notebook.records.schema import SPANS
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, itertools, logging, threading, time, weakref
 
 

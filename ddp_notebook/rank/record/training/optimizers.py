@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.record.training.model_names import new_name, nothing
 from ddp_notebook.rank.record.training.wrapping import uncompiled
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import threading, time, weakref
 
 

@@ -25,6 +25,7 @@ from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.record.training.wrapping import around, passed_over
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.words import list_ranks
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import threading, time
 
 FORWARD, BACKWARD, PIPELINE = map(SPANS.index, ("forward", "backward", "pipeline"))

@@ -11,6 +11,7 @@ import numpy as np
 from ddp_notebook.rank.group.kernels.repeats import Repeat
 from ddp_notebook.rank.record.training.buckets import Backward
 from ddp_notebook.records.schema import CALL
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 
 def rows_of(records: Iterable[Any]) -> int:

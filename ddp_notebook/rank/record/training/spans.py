@@ -35,6 +35,7 @@ from ddp_notebook.rank.record.training.step_observer import StepObserver, tell
 from ddp_notebook.rank.record.training.wrapping import around, hide_from_compile, passed_over, uncompiled
 from ddp_notebook.rank.variables.between import BetweenSteps
 from ddp_notebook.records.schema import SPANS
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import functools, logging, threading, time, weakref
 
 CELL, FORWARD, BACKWARD, OPTIMIZER, BLOCK, EVALUATION, CHECKPOINT, FUTURE = map(

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch._compile import _disable_dynamo
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, functools
 
 _R = TypeVar("_R")
