@@ -228,7 +228,7 @@ _LATE = [
 ]
 
 
-def test_a_press_at_the_end_of_a_command_ends_the_rest_of_the_cell(make_kernel):
+def test_a_press_after_the_last_check_ends_the_cell(make_kernel):
     kernel = make_kernel()
     assert kernel.run("%load_ext ddp_notebook\n%ddp_start 2").status == "ok"
     for line, file, function, said in _LATE:

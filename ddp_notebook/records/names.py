@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-
 _MOST_CHARS = 80  # maximum length of one name
 _MOST_NAMES = 8
 

@@ -12,7 +12,8 @@ import pytest
 
 from tests import conftest
 from tests.conftest import wait_until
-from tests.faults.stopping import NAMED_S, Stopping
+from tests.faults.holding import held
+from tests.faults.stopping import NAMED_S, SLEEP, Stopping
 
 pytestmark = pytest.mark.alone  # each message has a time limit
 
@@ -130,3 +131,22 @@ def test_a_thread_of_the_notebook_that_has_ended_is_named(make_kernel, name):
     assert f"this notebook's thread {name}, which" in reply.stdout and "%ddp_restart" in reply.stdout, reply
     assert kernel.run("%ddp_restart").status == "ok"
     assert kernel.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ddp-wire", "ddp-host"])
+def test_a_thread_of_the_notebook_that_a_debugger_holds_is_named(notebook, name):
+    """Its host server and its ranks answer, so they are not blamed."""
+    threads = "import threading; print(*[one.native_id for one in threading.enumerate() if one.name == {name!r}])"
+    thread = int(notebook.kernel.run(threads.format(name=name)).stdout)
+    for line in (SLEEP, "%ddp_status"):
+        with held([thread]) as debugger:
+            message = notebook.kernel.start(line)
+            shown = notebook.expect(
+                rf"the thread {name} of process {notebook.kernel.pid}, which .* has not run .*"
+                rf"thread {thread} of its process {notebook.kernel.pid} is held .*process {debugger}\)",
+                NAMED_S + 0.5,
+            )
+            reply = notebook.end(message)
+        assert "in one long call" not in shown + reply.traceback and "did not answer" not in shown, reply
+    notebook.check_comes_back()

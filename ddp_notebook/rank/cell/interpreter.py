@@ -229,15 +229,16 @@ class Interpreter:
         return [f"ddp_notebook: {replaced}; {_they_were(changed)} put back"]
 
     def _cannot_import(self, name: str, replacement: Any) -> bool:
-        """Return whether this is an `__import__` that always raises, so that no later cell could run.
+        """Return whether this is an `__import__` that does not import, so that no later cell could run.
 
         Each replacement is tested once.
         """
         if name != "__import__" or replacement is self._import:
             return False
         try:
-            replacement("sys", {}, {}, (), 0)
-        except Exception:
+            if replacement("sys", {}, {}, (), 0) is not sys:
+                return True
+        except BaseException:  # it may raise KeyboardInterrupt
             return True
         self._import = replacement
         return False
