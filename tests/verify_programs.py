@@ -265,12 +265,68 @@ FAULTS = {
 }
 
 
+# Right and wrong programs whose local steps are counted: code, loss and number of micro-steps.
+_ONE_RANK = "\nif rank == 1: "
+_SUM = "F.cross_entropy(model(x), y, reduction='sum')"
+_OTHER = f"{_ONE_RANK}model.get_parameter('module.3.weight').data.mul_(1.1)"
+_OWN = """
+class Own(nn.Module):  # dropout outside of the layers of torch
+    def __init__(self):
+        super().__init__(); self.inner = net()
+    def forward(self, x): return self.inner(F.dropout(x, 0.2, self.training))
+model = DDP(Own())
+"""
+_DROPS = "model = parted(); model.append(nn.Dropout(0.2))"
+COUNTED = [
+    ("model = DDP(net(norm=True))", LOSS, 1),
+    ("model = sharded()", LOSS, 4),
+    (_DROPS, LOSS, 1),
+    (_OWN, f"{LOSS} * dist.get_world_size()", 1),
+    ("model = DDP(net())", _SUM, 4),
+    ("model = DDP(net())", f"{_SUM.replace('model(', 'model.module(')} * world_size", 1),
+    (f"model = DDP(net()){_ONE_RANK}x, y = x[:5], y[:5]", LOSS, 1),
+    (f"model = DDP(net()){_OTHER}", f"{LOSS} / world_size", 1),
+    ("model = sharded(); model.set_requires_gradient_sync(False)", f"{_SUM} * world_size", 1),
+    (f"model = parted(){_ONE_RANK}x = x + 1", LOSS, 1),
+]
+MORE_COUNTED = [
+    *(
+        (code, LOSS, micro)
+        for code in ("model = DDP(net())", "model = parted()", "model = sharded()")
+        for micro in (1, 4)
+    ),
+    (_OWN, LOSS, 4),
+    *(("model = DDP(net())", loss, micro) for loss in (_SUM, f"{LOSS} * world_size") for micro in (1, 4)),
+    *(("model = sharded()", loss, 1) for loss in (_SUM, f"{LOSS} / dist.get_world_size()")),
+    (f"model = DDP(net()){_ONE_RANK}y[:5] = -100", LOSS, 1),
+    (f"model = DDP(net().bfloat16()); x = x.bfloat16(){_OTHER}", LOSS, 4),
+    (f"model = sharded(){_ONE_RANK}x, y = x[:3], y[:3]", LOSS, 1),
+    (f"{_DROPS}{_ONE_RANK}model[1].weight.data.mul_(1.1)", LOSS, 1),
+]
+
+
 def counting(folder: Path) -> str:
-    """Return code of a model whose ranks append the number of samples of each forward to a file of the folder."""
+    """Return code that lets ranks append the number of samples of each forward of the model to a file of the folder."""
     return f"""
 def count(module, inputs):
     with open(f"{folder}/{{rank_of_file}}", "a") as file:
         file.write(f"{{len(inputs[0])}} ")
 rank_of_file = rank
-model = DDP(net()); model.module.register_forward_pre_hook(count)
+getattr(model, "module", model).register_forward_pre_hook(count)
 """
+
+
+def steps_of(session, folder: Path, code: str, loss: str, micro: int) -> list[float]:
+    """Return the number of local steps that each rank has computed for a comparison.
+
+    A local step is a forward and a backward pass of the largest part. Each forward pass has its backward pass.
+    """
+    session.run(f"{SETUP}{code}\n{counting(folder)}", quiet=True)
+    assert session.verify(loss, ["x", "y"], micro=micro).is_compared
+    steps = []
+    for rank in range(session.world_size):
+        sizes = [int(one) for one in (folder / str(rank)).read_text().split()]
+        assert sizes.count(8 * session.world_size) <= 1
+        steps.append(sum(sizes) / 8)
+        (folder / str(rank)).unlink()
+    return steps

@@ -12,7 +12,7 @@ import pytest
 
 from ddp_notebook.errors import UsageError
 from tests.conftest import wait_until
-from tests.verify_programs import FAULTS, LOSS, RIGHT, SETUP, STATE, counting
+from tests.verify_programs import FAULTS, LOSS, MORE_COUNTED, RIGHT, SETUP, STATE, steps_of
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 _BATCH = ["x", "y"]
@@ -174,14 +174,15 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts(session):
         session.run("limit(0); data = None", quiet=True)
 
 
+def test_steps_of_more_programs(session, tmp_path):
+    steps = {program: max(steps_of(session, tmp_path, *program)) for program in MORE_COUNTED}
+    print(f"{len(steps)} programs: {sorted(steps.values())} local steps")
+    assert {program: count for program, count in steps.items() if not 4 <= count <= 2 * 2 + 2} == {}
+
+
 def test_runs_are_spread_over_the_ranks(make_session_alone, tmp_path):
-    count = counting(tmp_path)
     session = make_session_alone(4)
-    for loss, most in ((LOSS, 2 * 4 + 2), (f"{LOSS} * dist.get_world_size()", 2 * 4 + 2)):
-        session.run(SETUP + count, quiet=True)
-        session.verify(loss, _BATCH)
-        for rank in range(4):
-            sizes = [int(one) for one in (tmp_path / str(rank)).read_text().split()]
-            print(f"{loss}, rank {rank}: {sizes}")
-            assert sum(sizes) <= most * 8 and sizes.count(32) == (1 if rank < 2 else 0)
-            (tmp_path / str(rank)).unlink()
+    for loss in (LOSS, f"{LOSS} * dist.get_world_size()"):
+        steps = steps_of(session, tmp_path, "model = DDP(net())", loss, 1)
+        print(f"{loss}: {steps} local steps")
+        assert max(steps[:2]) <= 2 * 4 + 2 and max(steps[2:]) <= 4

@@ -42,6 +42,17 @@ def _rows_of_list(value: list[Any]) -> list[int]:
     return [len(value)] if kind == "samples" else [*first, *([len(value)] if kind == "unclear" else [])]
 
 
+def tensors_of(values: Mapping[str, Any]) -> list[Any]:
+    """Return the tensors and arrays of a batch, also those in containers."""
+    return _tensors(values.values())
+
+
+def device_of(values: Mapping[str, Any]) -> torch.device:
+    """Return the device of the first tensor that is a value; the CPU if there is none."""
+    found = next((one for one in values.values() if isinstance(one, torch.Tensor)), None)
+    return torch.device("cpu") if found is None else found.device
+
+
 def nbytes(values: Mapping[str, Any]) -> int:
     """Return the size of the tensors and arrays of a batch."""
     return sum(one.nbytes for one in _tensors(values.values()))

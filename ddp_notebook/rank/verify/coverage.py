@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ddp_notebook.rank.variables.snapshot import is_stale
+from ddp_notebook.rank.verify import batches
 from ddp_notebook.rank.verify.fsdp1 import FlatModels
 from ddp_notebook.stdlib import re
 
@@ -30,13 +31,24 @@ class Coverage:
         namespace: the user's variables.
         main: name of the variable with the main model.
         modules: all modules of the process.
+        batch: the batch by name. Its tensors are no parameters, even if they have `requires_grad`.
 
     Attributes:
         is_sharded: a parameter of the step is a DTensor. `focus` sets it.
+        in_graph: names of the parameters on which the loss depends. `note_leaves` sets it.
     """
 
-    def __init__(self, namespace: Mapping[str, Any], main: str, modules: Iterable[torch.nn.Module]) -> None:
+    def __init__(
+        self,
+        namespace: Mapping[str, Any],
+        main: str,
+        modules: Iterable[torch.nn.Module],
+        batch: Mapping[str, Any],
+    ) -> None:
         self._namespace = namespace
+        self._batch = set(batch)
+        self._batch_ids = _ids_of_batch(batch)
+        self.in_graph: set[str] = set()
         self._main = main
         self._unnamed: dict[str, torch.Tensor] = {}  # leaves of the graph without a name
         modules = list(modules)
@@ -109,22 +121,36 @@ class Coverage:
         for name, value in self._namespace.items():
             is_tensor = isinstance(value, torch.Tensor) and not is_stale(value) and has_values(value)
             is_leaf = is_tensor and value.is_leaf and value.requires_grad
-            if is_leaf and not name.startswith("_") and id(value) not in seen and id(value) not in self._owned:
+            is_batch = name in self._batch or id(value) in self._batch_ids
+            is_own = not is_batch and not name.startswith("_")
+            if is_leaf and is_own and id(value) not in seen and id(value) not in self._owned:
                 seen.add(id(value))
                 found.setdefault(name, value)
         return found | self._unnamed
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Return the buffers of the models in variables, by name."""
+        found: dict[int, tuple[str, torch.Tensor]] = {}
+        for prefix, module in self.roots.items():
+            for name, buffer in torch.nn.Module.named_buffers(module):
+                found.setdefault(id(buffer), (prefix + plain_name(name, module), buffer))
+        return dict(found.values())
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Return the parameters with `requires_grad` by name."""
         return {name: one for name, one in self.tensors().items() if one.requires_grad}
 
     def note_leaves(self, loss: torch.Tensor, batch: Mapping[str, Any]) -> None:
-        """Add the parameters that the loss depends on and that no variable holds."""
-        known = {id(one) for one in self.tensors().values()} | {id(one) for one in batch.values()}
+        """Note the parameters that the loss depends on, and add those that no variable holds."""
+        names = {id(one): name for name, one in self.tensors().items()}
+        samples = self._batch_ids | _ids_of_batch(batch)
         for leaf in _leaves(loss):
-            if id(leaf) not in known:
-                known.add(id(leaf))
-                self._unnamed[f"unnamed parameter {len(self._unnamed) + 1}"] = leaf
+            if id(leaf) in samples:
+                continue
+            if id(leaf) not in names:
+                names[id(leaf)] = name = f"unnamed parameter {len(self._unnamed) + 1}"
+                self._unnamed[name] = leaf
+            self.in_graph.add(names[id(leaf)])
 
     def group_of(self) -> list[int]:
         """Return the ranks over which gradients are averaged, this rank among them. Call `focus` first."""
@@ -175,10 +201,39 @@ class Coverage:
         """Return the parameters with hooks on their gradient, by name."""
         return {name: one for name, one in self.parameters().items() if one._backward_hooks}
 
-    def steps_in_backward(self) -> list[str]:
-        """Return the parameters with a hook after the accumulation of their gradient, such as an optimizer's step."""
+    def local_parameters(self) -> dict[str, torch.Tensor]:
+        """Return the parameters with `requires_grad` by name, and the shards of sharded ones."""
         found = self.parameters()
-        return [name for name, one in found.items() if getattr(one, "_post_accumulate_grad_hooks", None)]
+        return {name: one.to_local() if isinstance(one, DTensor) else one for name, one in found.items()}
+
+    def steps_in_backward(self, names: Iterable[str]) -> str:
+        """Return a clause if an optimizer may step during backward, which changes or clears gradients, else "".
+
+        Args:
+            names: variables with models and parameters of the step, or names of parameters.
+        """
+        names, variables = set(names), {id(one) for name in names for one in _parameters_of(self._namespace.get(name))}
+        for name, one in self.parameters().items():
+            if name not in names and id(one) not in variables:
+                continue
+            if getattr(one, "_in_backward_optimizers", None):
+                return f"an optimizer steps {name} in backward (_apply_optimizer_in_backward), and clears its gradient"
+            if getattr(one, "_post_accumulate_grad_hooks", None):
+                return (
+                    f"{name} has a hook that runs after its gradient is complete, such as an optimizer step in "
+                    "backward: the gradient cannot be compared"
+                )
+        return ""
+
+
+def _parameters_of(value: object) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.nn.Module):
+        return torch.nn.Module.parameters(value)
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def _ids_of_batch(batch: Mapping[str, Any]) -> set[int]:
+    return {id(one) for one in batches.tensors_of(batch)}
 
 
 def _reduced(model: DistributedDataParallel) -> set[int]:

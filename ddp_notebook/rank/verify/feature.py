@@ -58,7 +58,8 @@ class VerifyFeature(Feature):
     def compare(self, namespace: MutableMapping[str, Any], code: dict[str, Any], main: str) -> dict[str, Any] | None:
         """Compare a step, see `Comparison`. Return its facts on rank 0, or `{"refusal": ...}`."""
         # These modules import `torch.distributed.fsdp`, which takes time.
-        from ddp_notebook.rank.verify.comparison import Comparison, RefusedError
+        from ddp_notebook.rank.verify.comparison import Comparison
+        from ddp_notebook.rank.verify.ranks import RefusedError
         from ddp_notebook.rank.verify.step import Step
 
         try:

@@ -12,9 +12,10 @@ from torch.distributed.tensor import DTensor
 
 from ddp_notebook.rank.verify import batches
 from ddp_notebook.rank.verify.coverage import Coverage
+from ddp_notebook.rank.verify.noise import Draws
 from ddp_notebook.stdlib import contextlib, os
 
-OF_WORLD = {"world_size": 1, "rank": 0, "local_rank": 0}  # variables of each rank, with their values on one process
+OF_WORLD = ("world_size", "rank", "local_rank")  # variables of each rank
 
 
 class StepError(Exception):
@@ -78,6 +79,7 @@ def evaluate(
     syncs: Callable[[bool], object] = lambda _: None,
     is_together: bool = False,
     weighs: bool = False,
+    draws: Draws | None = None,
 ) -> Run:
     """Compute the gradients of one step.
 
@@ -86,6 +88,7 @@ def evaluate(
         syncs: called before each micro-step, with whether it is the last one.
         is_together: all ranks compute the step: also run the statements after `backward`.
         weighs: also compute `Run.by_rows`.
+        draws: watches the forward passes.
 
     Raises:
         StepError: the loss is no scalar tensor with a gradient.
@@ -105,7 +108,8 @@ def evaluate(
         namespace.update(piece)
         saved.begin()
         with torch.autograd.graph.saved_tensors_hooks(saved.note, lambda tensor: tensor):
-            loss = _loss(step, namespace)
+            with contextlib.nullcontext() if draws is None else draws.watched():
+                loss = _loss(step, namespace)
             saved.end()
             if not is_together:  # the leaves of that graph are parameters that FSDP frees
                 coverage.note_leaves(loss, piece)
@@ -228,7 +232,9 @@ def _loss(step: Step, namespace: MutableMapping[str, Any]) -> torch.Tensor:
         exec(_compiled(step.before, "exec"), namespace)  # type: ignore[arg-type]
     loss = eval(_compiled(step.loss, "eval"), namespace)  # type: ignore[arg-type]
     if not isinstance(loss, torch.Tensor):
-        raise StepError(f"the loss must be a tensor, but {step.loss} is of type {type(loss).__name__}")
+        raise StepError(
+            f"the loss must be a tensor, but {step.loss} is of type {type(loss).__name__}{_remedy(step, loss)}"
+        )
     if loss.numel() != 1:
         raise StepError(
             f"the loss must be one number, but {step.loss} has the shape {tuple(loss.shape)}: add .mean() or .sum()"
@@ -238,18 +244,37 @@ def _loss(step: Step, namespace: MutableMapping[str, Any]) -> torch.Tensor:
     return loss
 
 
+def _remedy(step: Step, outputs: Any) -> str:
+    """Return a remedy for outputs of a model that contain the loss, such as those of Hugging Face models."""
+    if isinstance(outputs, tuple) and outputs and _is_loss(outputs[0]):
+        return f": use {step.loss}[0]"
+    if _is_loss(getattr(outputs, "loss", None)):
+        return f": use {step.loss}.loss"
+    return f": use {step.loss}['loss']" if isinstance(outputs, dict) and _is_loss(outputs.get("loss")) else ""
+
+
+def _is_loss(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad
+
+
 @contextlib.contextmanager
-def one_process(namespace: MutableMapping[str, Any]) -> Iterator[None]:
-    """Let code of the user see a world of one rank: `world_size`, `rank` and the functions of torch."""
-    sizes = {id(dist.get_world_size): _one(dist.get_world_size, 1), id(dist.get_rank): _one(dist.get_rank, 0)}
+def one_process(namespace: MutableMapping[str, Any], world_size: int = 1) -> Iterator[None]:
+    """Let code of the user see itself as rank 0: `world_size`, `rank` and the functions of torch.
+
+    Args:
+        namespace: the user's variables.
+        world_size: number of ranks that the code sees.
+    """
+    sizes = {id(dist.get_world_size): _one(dist.get_world_size, world_size), id(dist.get_rank): _one(dist.get_rank, 0)}
     names = {name: sizes[id(value)] for name, value in namespace.items() if id(value) in sizes}
     before = {name: namespace[name] for name in names}
     before |= {name: namespace[name] for name in OF_WORLD if isinstance(namespace.get(name), int)}
     functions = dist.get_world_size, dist.get_rank
     environment = {name: os.environ[name] for name in ("WORLD_SIZE", "RANK") if name in os.environ}
+    numbers = {"world_size": world_size, "rank": 0, "local_rank": 0}
     try:
-        namespace.update({name: OF_WORLD[name] for name in before if name in OF_WORLD} | names)
-        os.environ.update({name: {"WORLD_SIZE": "1", "RANK": "0"}[name] for name in environment})
+        namespace.update({name: numbers[name] for name in before if name in numbers} | names)
+        os.environ.update({name: str(numbers[name.lower()]) for name in environment})
         dist.get_world_size, dist.get_rank = (sizes[id(one)] for one in functions)
         yield
     finally:

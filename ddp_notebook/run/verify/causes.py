@@ -307,12 +307,13 @@ class _Explanation:
             )
             return
         if facts["wrapper"] == "none":
-            yield self._not_averaged(
-                "no_wrapper",
-                own,
-                "each rank keeps its own gradient of {names}: no DDP or FSDP model takes part in the loss, and the "
-                "step has no statement that averages gradients",
+            has = (
+                "DataParallel splits a batch over the GPUs of one rank and averages nothing between ranks; use DDP"
+                if facts["data_parallel"]
+                else "no DDP or FSDP model takes part in the loss, and the step has no statement that averages "
+                "gradients"
             )
+            yield self._not_averaged("no_wrapper", own, f"each rank keeps its own gradient of {{names}}: {has}")
             return
         by_cause: dict[str, list[str]] = {}
         for name in own:
@@ -546,7 +547,7 @@ class _Explanation:
 
     def _scaled(self, ratio: float) -> tuple[list[Finding], list[str]]:
         count = self._count
-        on_one = self._on_one_process()
+        on_one = self._facts["on_one"]  # factor by which the loss changes if the step sees one rank only
         if on_one is not None and abs(on_one * ratio - 1) < _CLOSE * 10 and abs(on_one - 1) > _CLOSE * 10:
             times = f"{ratio:.4g} times" if ratio > 1 else f"1/{1 / ratio:.4g} of"
             how = "multiplied by" if ratio > 1 else "divided by"
@@ -569,17 +570,6 @@ class _Explanation:
             f"the gradients are {ratio:.4g} times those of one process with the whole batch; the cause is not known"
         )
         return [Finding(cause="unknown", sentence=sentence)], []
-
-    def _on_one_process(self) -> float | None:
-        """Return the factor by which losses change if the step sees a world of one rank; None if unknown."""
-        pairs = [
-            (self._facts["alone_losses"][rank], self._facts["quiet_losses"][rank])
-            for rank in self._parts
-            if self._facts["alone_losses"][rank] is not None
-        ]
-        if not pairs or any(loss == 0 for _, loss in pairs):
-            return None
-        return sum(alone / loss for alone, loss in pairs) / len(pairs)
 
     def _is_sum_of_losses(self) -> bool:
         total = sum(self._facts["quiet_losses"][rank] for rank in self._parts) * self._facts["micro"]
@@ -617,6 +607,11 @@ class _Explanation:
                 else "SyncBatchNorm normalizes all parts together"
             )
             yield f"{apart}; the comparison with the whole batch uses running statistics"
+        if own := facts["own_buffers"]:
+            yield (
+                f"{_some(own)} {'differs' if len(own) == 1 else 'differ'} between ranks, and no wrapper makes such "
+                "buffers equal; the comparison with the whole batch uses the values of rank 0"
+            )
         if self._order:
             yield (
                 f"the gradient of the whole batch depends on the order of the parts (by {self._order:.2g}), and was "
