@@ -82,11 +82,16 @@ class Snapshot:
         self.nbytes = 0
         self.left: dict[str, str] = {}
         self._seen: dict[int, Any] = {}
+        self._tensors: set[int] = set()  # ids of the tensors
         self._found: list[Any] = []  # objects with contents to restore
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._put_back: list[Action] = []
         self._models: list[tuple[DistributedDataParallel, list[list[int]]]] = []  # with their rebuilt buckets
         self._walk()
+
+    def reaches(self, tensor: torch.Tensor) -> bool:
+        """Return whether the variables referred to this tensor, directly or through others, at the time of `take`."""
+        return id(tensor) in self._tensors
 
     # ---- finding the state
 
@@ -209,6 +214,7 @@ class Snapshot:
             put_back.append(functools.partial(_fill, storage, storage.cpu().clone()))
         put_back.append(functools.partial(random_states.restore, random_states.read(all_devices=True)))
         self._put_back = put_back
+        self._tensors = {key for key, value in self._seen.items() if isinstance(value, torch.Tensor)}
         self._seen.clear()  # `_found` and the copies refer to everything that is needed
 
     def put_back(self, *, resets_models: bool = False) -> None:

@@ -95,7 +95,7 @@ class Comparison:
         if self._values and not ranks.any(batches.rows_of(self._values)):
             raise RefusedError(f"the batch has no samples on any rank: {', '.join(self._values)}")
         main = self._main or main_module(self._namespace, self._text)
-        self._coverage = coverage = ranks.attempt(lambda: Coverage(self._namespace, main, state.modules, self._values))
+        self._coverage = coverage = ranks.attempt(lambda: Coverage(self._namespace, main, state, self._values))
         ranks.attempt(self._check_support)
         full = ranks.attempt(lambda: FullParameters(state.modules, coverage))
         self._copies = Copies(ranks, coverage, full)
@@ -194,6 +194,8 @@ class Comparison:
         sizes = dict(sorted({name: size for of_rank in names for name, size in of_rank.items()}.items()))
         self._state.restore()  # with the user's parameters in the modules
         ranks.attempt(lambda: self._check_steps_in_backward(coverage.in_graph))
+        if not sizes:
+            raise RefusedError(f"no parameter of a model takes part in {self._step.loss}")
         coverage.focus(sizes)
         group = coverage.group_of()
         if ranks.any(len(group) < ranks.world) and ranks.any(self._is_noisy(local)):

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from ddp_notebook.rank.variables.snapshot import is_stale
 from ddp_notebook.rank.verify import batches
 from ddp_notebook.rank.verify.fsdp1 import FlatModels
+from ddp_notebook.rank.verify.model_state import ModelState
 from ddp_notebook.stdlib import re
 
 _WRAPPERS = re.compile(r"(?:\b|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -30,7 +31,7 @@ class Coverage:
     Args:
         namespace: the user's variables.
         main: name of the variable with the main model.
-        modules: all modules of the process.
+        state: the saved state, with all modules of the process.
         batch: the batch by name. Its tensors are no parameters, even if they have `requires_grad`.
 
     Attributes:
@@ -42,7 +43,7 @@ class Coverage:
         self,
         namespace: Mapping[str, Any],
         main: str,
-        modules: Iterable[torch.nn.Module],
+        state: ModelState,
         batch: Mapping[str, Any],
     ) -> None:
         self._namespace = namespace
@@ -51,7 +52,8 @@ class Coverage:
         self.in_graph: set[str] = set()
         self._main = main
         self._unnamed: dict[str, torch.Tensor] = {}  # leaves of the graph without a name
-        modules = list(modules)
+        self._state = state
+        modules = state.modules
         self.ddp = [one for one in modules if isinstance(one, DistributedDataParallel)]
         self.fsdp1 = [one for one in modules if isinstance(one, FullyShardedDataParallel)]
         self.fsdp2 = [one for one in modules if isinstance(one, FSDPModule)]
@@ -145,8 +147,9 @@ class Coverage:
         names = {id(one): name for name, one in self.tensors().items()}
         samples = self._batch_ids | _ids_of_batch(batch)
         for leaf in _leaves(loss):
-            if id(leaf) in samples:
-                continue
+            is_made = not isinstance(leaf, torch.nn.Parameter) and not self._state.reaches(leaf)
+            if id(leaf) in samples or (is_made and id(leaf) not in names):
+                continue  # a sample, or a tensor that the step has made
             if id(leaf) not in names:
                 names[id(leaf)] = name = f"unnamed parameter {len(self._unnamed) + 1}"
                 self._unnamed[name] = leaf
@@ -172,10 +175,12 @@ class Coverage:
     def causes(self) -> dict[str, str]:
         """Return why no wrapper averages the gradient of a parameter, by name. Covered parameters are missing.
 
-        "ignored": DDP was made to ignore it. "late": it joined the DDP model later, or was frozen before. "unmanaged":
-        it is in an FSDP model, which does not shard it. "outside": it is in no wrapped module.
+        "ignored": DDP was made to ignore it. "converted": it had another type when the model was wrapped. "late": it
+        joined the DDP model later, or was frozen before. "unmanaged": it is in an FSDP model, which does not shard it.
+        "outside": it is in no wrapped module.
         """
         covered, ignored, inside, unmanaged = set[int](), set[int](), set[int](), set[int]()
+        converted: set[int] = set()
         for model in self.ddp:
             skipped = model.parameters_to_ignore
             reduced = _reduced(model)
@@ -183,6 +188,8 @@ class Coverage:
                 inside.add(id(one))
                 if name in skipped:
                     ignored.add(id(one))
+                elif reduced.get(id(one), one.dtype) != one.dtype and model.mixed_precision is None:
+                    converted.add(id(one))
                 elif id(one) in reduced:
                     covered.add(id(one))
         for module in self.fsdp2:
@@ -190,7 +197,7 @@ class Coverage:
                 covered |= {id(one.sharded_param) for one in state_group.fsdp_params}
         for wrapper in (*self.fsdp1, *self.fsdp2):
             unmanaged |= {id(one) for one in torch.nn.Module.parameters(wrapper)}
-        sets = {"ignored": ignored, "late": inside, "unmanaged": unmanaged}
+        sets = {"ignored": ignored, "converted": converted, "late": inside, "unmanaged": unmanaged}
         return {
             name: next((why for why, ids in sets.items() if id(one) in ids), "outside")
             for name, one in self.parameters().items()
@@ -236,13 +243,13 @@ def _ids_of_batch(batch: Mapping[str, Any]) -> set[int]:
     return {id(one) for one in batches.tensors_of(batch)}
 
 
-def _reduced(model: DistributedDataParallel) -> set[int]:
-    """Return the ids of the parameters in the buckets of a DDP model."""
+def _reduced(model: DistributedDataParallel) -> dict[int, torch.dtype]:
+    """Return the types of the buckets of a DDP model, by the ids of their parameters."""
     try:
         buckets = model.reducer._get_zeros_like_grad_buckets()
     except RuntimeError:  # a bucket of sparse gradients has no memory yet
-        return {id(one) for one in model._module_parameters}
-    return {id(one) for bucket in buckets for one in bucket.parameters()}
+        return {id(one): one.dtype for one in model._module_parameters}
+    return {id(one): bucket.buffer().dtype for bucket in buckets for one in bucket.parameters()}
 
 
 def has_values(tensor: torch.Tensor) -> bool:

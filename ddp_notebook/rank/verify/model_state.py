@@ -71,6 +71,10 @@ class ModelState:
         self._hooks = [(one, dict(one._backward_hooks or {})) for one in tensors.values()]
         self._snapshot.take()
 
+    def reaches(self, tensor: torch.Tensor) -> bool:
+        """Return whether the saved state has this tensor."""
+        return self._snapshot.reaches(tensor)
+
     def restore(self) -> None:
         """Restore the state. A second call has no further effect."""
         if self.is_in_step:

@@ -210,7 +210,8 @@ class _Explanation:
         gradient of the whole batch. Returns 1.0 for all other programs.
         """
         ratio = self._gradients.ratio("", {("together", 0): 1.0}, self._average)
-        if self._facts["no_whole"] or self._order or not math.isfinite(ratio) or abs(ratio - 1) < _CLOSE:
+        is_factor = math.isfinite(ratio) and ratio > _CLOSE and abs(ratio - 1) >= _CLOSE
+        if self._facts["no_whole"] or self._order or not is_factor:
             return 1.0
         is_scaled = self._is_scaled(ratio, self._gradients.names, self._average)
         fits = self._fits({key: ratio * one for key, one in mean(self._quiet, self._parts).items()})
@@ -329,6 +330,8 @@ class _Explanation:
             yield self._not_averaged("unknown", covered, "{names}; the cause is not known")
         sentences = {
             "ignored": "{names}: DDP was made to ignore it",
+            "converted": "{names}: it was converted to another type after DDP had wrapped the model; convert the model "
+            "first, and wrap it then",
             "unmanaged": "{names}: FSDP does not shard it, because it was in ignored_params "
             "or joined the model after fully_shard",
             "late": "{names}: it was added to the model, or unfrozen, after the model was "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ddp_notebook.errors import UsageError
@@ -69,7 +69,10 @@ def find_step(codes: Sequence[str], data: Collection[str] = (), given: Collectio
     functions: dict[str, _Function] = {}
     for tree in reversed(trees.values()):  # later definitions replace earlier ones
         functions |= {node.name: node for node in ast.walk(tree) if isinstance(node, _Function)}
+    training = _training_functions(trees.values())
+    schedules = {name for tree in trees.values() for name in _pipeline_schedules(tree)}
     for at, tree in trees.items():
+        _refuse_other_training(tree, schedules)
         direct = list(_paths(tree.body, _is_backward))
         called = list(_paths(tree.body, lambda one: _trains(one, functions)))
         if len(direct) + len(called) > 1:
@@ -78,6 +81,8 @@ def find_step(codes: Sequence[str], data: Collection[str] = (), given: Collectio
             return replace(_step_of(direct[0], functions, None, data, given), at=at)
         if called:
             return replace(_step_in_function(called[0], functions, given), at=at)
+        if name := next((one for one in _called_outside(tree) if one in training), ""):
+            raise UsageError(f"{name}() calls backward, and its step is not clear: {_ASKS}")
     raise UsageError(f"no cell has called backward: {_ASKS}")
 
 
@@ -86,6 +91,66 @@ def _parsed(code: str) -> ast.Module | None:
         return ast.parse(code)
     except SyntaxError:
         return None
+
+
+def _refuse_other_training(tree: ast.Module, schedules: Collection[str]) -> None:
+    """Raise an error for a cell with training that is not data parallel."""
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if not isinstance(call.func, ast.Attribute):
+            continue
+        of = ast.unparse(call.func.value)
+        if call.func.attr == "step" and of in schedules:
+            raise UsageError(
+                f"the last training cell runs a pipeline ({of}.step), whose ranks compute different layers: "
+                "%ddp_verify compares ranks that compute the same model for parts of the batch"
+            )
+        if call.func.attr == "backward" and re.search(r"\bdist\w*[._]autograd$", of):
+            raise UsageError(
+                f"the last training cell uses distributed autograd of RPC ({of}.backward), which stores no gradients "
+                "in parameters: %ddp_verify cannot compare it"
+            )
+
+
+def _pipeline_schedules(tree: ast.Module) -> Iterator[str]:
+    """Yield the variables with a schedule of `torch.distributed.pipelining`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            made = ast.unparse(node.value.func).rpartition(".")[2]
+            if made.startswith("Schedule"):
+                yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+
+
+def _training_functions(trees: Iterable[ast.Module]) -> set[str]:
+    """Return the functions and methods that call `backward`, also in a function that they call."""
+    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, _Function)]
+    found = {one.name for one in functions if _backward_calls(one)}
+    calls = {one.name: {name for part in one.body for name in _called(part)} for one in functions}
+    while more := {name for name, called in calls.items() if called & found} - found:
+        found |= more
+    return found - {"backward", "forward", "__init__"}
+
+
+def _called(node: ast.AST) -> Iterator[str]:
+    """Yield the names of called functions and methods, and of functions in arguments."""
+    for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
+        yield from (name for one in (call.func, *call.args) for name in _name_of(one))
+
+
+def _name_of(node: ast.expr) -> list[str]:
+    """Return the name of a function or a method; [] for other expressions."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    return [node.attr] if isinstance(node, ast.Attribute) else []
+
+
+def _called_outside(node: ast.AST) -> Iterator[str]:
+    """Yield the names of functions that a cell calls outside of its functions and classes."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.Call):
+            yield from (name for one in (child.func, *child.args) for name in _name_of(one))
+        yield from _called_outside(child)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +202,24 @@ def _trains(statement: ast.stmt, functions: Mapping[str, _Function]) -> bool:
     """Return whether a statement calls a function of the user that calls `backward`."""
     if not isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign | ast.AnnAssign):
         return False
-    return any(
-        isinstance(one, ast.Call)
-        and isinstance(one.func, ast.Name)
-        and one.func.id in functions
-        and bool(_backward_calls(functions[one.func.id]))
-        for one in ast.walk(statement)
-    )
+    return bool(_training_calls(statement, functions))
+
+
+def _training_calls(statement: ast.stmt, functions: Mapping[str, _Function]) -> list[tuple[_Function, ast.Call | None]]:
+    """Return the functions with `backward` that a statement calls, with the call.
+
+    A closure has no call with arguments: `optimizer.step(closure)` calls it.
+    """
+    found: list[tuple[_Function, ast.Call | None]] = []
+    for one in ast.walk(statement):
+        if not isinstance(one, ast.Call):
+            continue
+        if isinstance(one.func, ast.Name):
+            found += [(functions[name], one) for name in _name_of(one.func) if name in functions]
+        elif isinstance(one.func, ast.Attribute) and one.func.attr == "step":
+            closures = [*one.args, *(keyword.value for keyword in one.keywords)]
+            found += [(functions[name], None) for part in closures for name in _name_of(part) if name in functions]
+    return [(function, call) for function, call in found if _backward_calls(function)]
 
 
 def _step_of(
@@ -237,18 +313,14 @@ def _combines(statement: ast.stmt, functions: Mapping[str, _Function]) -> bool:
 
 def _step_in_function(path: _Path, functions: Mapping[str, _Function], given: Collection[str]) -> FoundStep:
     """Return the step of a function that the training cell calls for each batch."""
-    calls = [
-        one
-        for one in ast.walk(path.statements[path.at])
-        if isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id in functions
-    ]
-    calls = [one for one in calls if _backward_calls(functions[one.func.id])]  # type: ignore[attr-defined]
-    function = functions[calls[0].func.id]  # type: ignore[attr-defined]
+    calls = _training_calls(path.statements[path.at], functions)
+    function, call = calls[0]
     inside = list(_paths(function.body, _is_backward))
     names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-    if len(calls) != 1 or len(inside) != 1 or inside[0].targets or len(calls[0].args) > len(names):
+    arguments, keywords = ([], []) if call is None else (call.args, call.keywords)
+    if len(calls) != 1 or len(inside) != 1 or inside[0].targets or len(arguments) > len(names):
         raise UsageError(f"the step in {function.name}() is not clear: {_ASKS}")
-    bound = {name: ast.unparse(value) for name, value in zip(names, calls[0].args, strict=False)}
-    bound |= {one.arg: ast.unparse(one.value) for one in calls[0].keywords if one.arg}
+    bound = {name: ast.unparse(value) for name, value in zip(names, arguments, strict=False)}
+    bound |= {one.arg: ast.unparse(one.value) for one in keywords if one.arg}
     step = _Path(inside[0].statements, inside[0].at, path.targets, inside[0].unclear)
     return _step_of(step, functions, bound, (), given)
