@@ -7,7 +7,7 @@ import pytest
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.run.verify.last_step import find_step
-from tests.verify_programs import COUNTED, SETUP, STATE, steps_of
+from tests.verify_programs import COUNTED, MODELS, REFUSED, SETUP, STATE, steps_of
 
 CE = "F.cross_entropy(model(x), y)"
 
@@ -67,6 +67,28 @@ def test_a_step_that_cannot_be_compared_is_refused(session, loss, batch, text):
     session.run(f"{SETUP}model = DDP(net())", quiet=True)
     with pytest.raises(UsageError, match=text):
         session.verify(loss, batch)
+
+
+@pytest.mark.parametrize(("code", "loss", "words"), REFUSED[:4])
+def test_a_refused_step_changes_nothing(session, code, loss, words):
+    session.run(f"{SETUP}{code}\ncounter = [1]\n{STATE}", quiet=True)
+    before = session.run("digest()", quiet=True)
+    with pytest.raises(UsageError, match=words):
+        session.verify(loss, ["x", "y"])
+    after = session.run("digest()", quiet=True)
+    assert [after[rank].result for rank in (0, 1)] == [before[rank].result for rank in (0, 1)]
+
+
+def test_a_batch_may_require_gradients(session):
+    """A reentrant checkpoint needs an input with `requires_grad`. It is a sample, and not a parameter."""
+    assert causes(session, f"{MODELS}model = DDP(Reentrant()); x.requires_grad_()") == []
+
+
+def test_buffers_that_no_wrapper_makes_equal_are_a_note(session):
+    made = f"{MODELS}model = DDP(LazyBuffer()); {CE}.backward()"
+    result = verified(session, made)
+    assert result.is_right and result.whole_loss is not None
+    assert "scale differs between ranks, and no wrapper makes such buffers equal" in repr(result)
 
 
 def test_everything_is_restored(session):
@@ -202,6 +224,24 @@ def test_an_average_of_shards_is_found(session):
     assert one.cause == "mixed_shards" and "0.weight" in one.parameters
 
 
+def test_elementwise_statements_combine_no_shards(session):
+    """One shard of a gradient, or all of it, is zero. So each shard is the sum of all shards, without a collective."""
+    code = """
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 4))
+model[0].bias.data[16:] = -100  # the second half of the first layer has no effect
+first = fully_shard(nn.Linear(20, 32))  # has no effect
+inner = fully_shard(model)
+model = lambda x: inner(x) + 0 * first(x).sum()
+"""
+    average = "[(dist.all_reduce(p.grad), p.grad.div_(world_size)) for p in head.parameters()]\n    "
+    scale = "[p.grad.mul_(1.0) for p in (*inner.parameters(), *first.parameters())]"
+    training = f"{AVERAGE.replace('*model', '*inner')}".format(average + scale)
+    session.run(f"{SETUP}{code}{HEAD}{training}", quiet=True)
+    parameters = {one.name for one in session.verify().parameters}
+    assert session.verify().findings == () and {"inner.0.weight", "first.weight"} <= parameters
+
+
 def test_copies_of_shards_that_differ_are_found(session):
     mesh = "mesh = init_device_mesh('cpu', (2, 1), mesh_dim_names=('replica', 'shard'))\nmodel = sharded(mesh=mesh)\n"
     changed = "if rank == 1: model[3].weight.to_local().data.mul_(1.1)"
@@ -252,6 +292,14 @@ def test_models_of_fsdp1_are_compared_and_restored(session, strategy, originals)
     session.run("left = model.no_sync(); left.__enter__()", quiet=True)
     assert session.verify(CE, ["x", "y"]).findings[0].cause == "no_sync"
     session.run("del model, left", quiet=True)
+
+
+def test_a_variable_may_hold_a_view_that_fsdp1_has_replaced(session):
+    code = f"{FSDP1}inner = net()\nmodel = flat(inner, 'FULL_SHARD', use_orig_params=False)\nview = inner[0].weight\n"
+    session.run(f"{SETUP}{code}\ntry: view.is_leaf\nexcept RuntimeError: is_replaced = True", quiet=True)
+    assert {one.result for one in session.run("is_replaced", quiet=True).by_rank.values()} == {"True"}
+    assert session.verify(CE, ["x", "y"]).is_right
+    session.run("del model, inner, view", quiet=True)
 
 
 def test_copies_of_fsdp1_that_differ_are_found(session):
@@ -384,6 +432,34 @@ def test_a_step_in_a_function_is_found():
     found = find_step(["for x, y in data:\n    train(model, x, y)", function])
     assert found.before.splitlines() == ["m = model", "b = y", "a = x", "loss = f(m(a), b)"]
     assert found.batch == ("x", "y")
+
+
+def test_a_closure_of_an_optimizer_is_a_step():
+    closure = "    def closure():\n        opt.zero_grad()\n        loss = f(model(x), y)\n        loss.backward()\n"
+    cell = f"for x, y in data:\n{closure}        return loss\n    opt.step(closure)"
+    found = find_step([cell, "for a, b in data:\n    g(model(a), b).backward()"])
+    assert (found.before, found.loss, found.batch, found.at) == ("loss = f(model(x), y)", "loss", ("x", "y"), 0)
+
+
+_OLDER = "for x, y in data:\n    f(model(x), y).backward()"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "class T:\n    def step(self, x): self.loss(x).backward()\nfor x in data:\n    t.step(x)",
+            "step.. calls backward",
+        ),
+        ("def a(x): f(model(x)).backward()\ndef b(x): a(x)\nfor x in data:\n    b(x)", "b.. calls backward"),
+        ("schedule = ScheduleGPipe(stage, 4)\nfor x in data:\n    schedule.step(x)", "runs a pipeline .schedule.step."),
+        ("with dist_autograd.context() as c:\n    dist_autograd.backward(c, [f()])", "distributed autograd of RPC"),
+    ],
+)
+def test_no_older_cell_replaces_a_training_cell_that_is_not_clear(code, words):
+    with pytest.raises(UsageError, match=words):
+        find_step([code, _OLDER])
+    assert find_step(["def train(x):\n    f(model(x)).backward()", _OLDER]).at == 1
 
 
 @pytest.mark.parametrize(

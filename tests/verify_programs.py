@@ -125,6 +125,7 @@ def scaled():
     with torch.autocast("cpu", dtype=torch.float16):
         return scaler.scale(F.cross_entropy(model(x), y))
 """
+_SCALED = f"model = DDP(net()); scaler = torch.amp.GradScaler('cpu', init_scale=1024.0)\n{_FLOAT16}"
 _TORCHS = """
 from torch.utils.checkpoint import checkpoint
 torch.manual_seed(0)
@@ -144,8 +145,104 @@ class Frozen(Repeated):
 class Nested(Repeated):  # inputs and outputs in containers
     def forward(self, x): return {"out": super().forward(x["in"][0]), "other": [x]}
 """
+MODELS = """
+from torch.utils.checkpoint import checkpoint
+class Reentrant(nn.Module):
+    def __init__(self):
+        super().__init__(); self.first, self.last = net(), nn.Linear(4, 4)
+    def forward(self, x): return self.last(checkpoint(self.first, x, use_reentrant=True))
+class LazyBuffer(nn.Module):  # makes a buffer of the rank's own data in its first forward pass
+    def __init__(self):
+        super().__init__(); self.inner = net()
+    def forward(self, x):
+        if not hasattr(self, "scale"): self.register_buffer("scale", x.detach().abs().max().reshape(1))
+        return self.inner(x / self.scale)
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(20, 20), nn.Linear(20, 20), nn.Linear(20, 4)
+        self.b.weight = self.a.weight
+    def forward(self, x): return self.c(self.b(self.a(x).relu()))
+class Outputs(dict):
+    __getattr__ = dict.__getitem__
+class Labelled(nn.Module):  # returns its loss, as models of Hugging Face do
+    def __init__(self, reduction="mean"):
+        super().__init__(); self.inner, self.reduction = net(), reduction
+    def forward(self, x, labels):
+        logits = self.inner(x)
+        return Outputs(loss=F.cross_entropy(logits, labels, reduction=self.reduction), logits=logits)
+class Synchronized(nn.Module):  # as SyncBatchNorm, which needs a GPU
+    def forward(self, x):
+        import torch.distributed.nn.functional as functional
+        return x - functional.all_reduce(x.mean(0)) / world_size
+def synchronized():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 32), Synchronized(), nn.Linear(32, 4))
+def step_in_backward(model, kind):
+    for one in model.parameters():
+        optimizer = torch.optim.SGD([one], 0.1, momentum=0.9)
+        if kind == "accumulated":
+            def hook(p, optimizer=optimizer): optimizer.step(); optimizer.zero_grad()
+            one.register_post_accumulate_grad_hook(hook)
+        else:
+            def hook(gradient, p=one): p.data.add_(gradient, alpha=-0.1)
+            one.register_hook(hook)
+    return model
+torch.manual_seed(0)
+"""
+_APPLIES = "from torch.distributed.optim import _apply_optimizer_in_backward\nmodel = net()\n"
+_APPLIES += "_apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {'lr': 0.1}); model = DDP(model)"
+_LABELLED = f"{MODELS}model = DDP(Labelled())"
+# Code, loss and words of the refusal.
+REFUSED = [
+    (f"{MODELS}model = step_in_backward(DDP(net()), 'accumulated')", LOSS, "0.weight has a hook that runs after"),
+    (f"{MODELS}model = step_in_backward(DDP(net()), 'hook')", LOSS, "a hook changes 0.weight during backward"),
+    ("model = DDP(net())\nmodel._register_fused_optim(torch.optim.SGD, 0.1)", LOSS, "a hook changes 0.weight during"),
+    (_LABELLED, "model(x, labels=y)", "is of type Outputs: use model.x, labels=y..loss"),
+    (_LABELLED, "tuple(model(x, labels=y).values())", "is of type tuple: use .*[0]"),
+    (_APPLIES, LOSS, "an optimizer steps 0.weight in backward"),
+    (f"{MODELS}model = step_in_backward(sharded(), 'accumulated')", LOSS, "0.weight has a hook that runs after"),
+    (
+        f"{MODELS}class Trainer: pass\ntrainer, model = Trainer(), nn.Linear(1, 1)\n"
+        "trainer.model = step_in_backward(DDP(net()), 'accumulated')",
+        "F.cross_entropy(trainer.model(x), y)",
+        "unnamed parameter 1 has a hook that runs after",
+    ),
+    (
+        "model = DDP(net())",
+        "F.cross_entropy(x[:, :4].detach().requires_grad_(), y)",
+        "no parameter of a model takes part",
+    ),
+]
+_CLOSURE = """
+opt = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+def closure():
+    opt.zero_grad(); loss = F.cross_entropy(model(x), y); loss.backward(); return loss
+for _ in range(2): opt.step(closure)
+"""
 # Code, loss and options of `verify`.
 RIGHT = [
+    *(
+        (f"{MODELS}model = {model}{more}", LOSS, {})
+        for model, more in (
+            ("DDP(Reentrant())", "; x.requires_grad_()"),
+            ("DDP(LazyBuffer())", _TRAINED.format(LOSS)),
+            ("fully_shard(LazyBuffer())", _TRAINED.format(LOSS)),
+            ("DDP(Tied())", _TRAINED.format(LOSS)),
+            ("fully_shard(Tied())", _TRAINED.format(LOSS)),
+            ("DDP(nn.DataParallel(net()))", ""),
+            ("DDP(synchronized())", ""),
+            ("DDP(net())", _CLOSURE),
+            ("torch.compile(DDP(Tied()), backend='aot_eager')", ""),
+        )
+    ),
+    (_LABELLED, "model(x, labels=y).loss", {}),
+    (_LABELLED, "model(x, labels=y)['loss']", {"micro": 4}),
+    (
+        "model = DDP(net())\n@torch.compile(backend='aot_eager')\ndef half(): return 0.5 * F.cross_entropy(model(x), y)",
+        "half()",
+        {},
+    ),
     *(
         (f"model = {model}", loss, {})
         for model in _MODELS
@@ -176,7 +273,7 @@ RIGHT = [
         for padded, ending in ((_PADDED, ")"), (_PADDED_UNEVENLY, ", reduction='sum') * world_size / 64"))
     ),
     # float16 with a scaler, whose gradients are scaled
-    (f"model = DDP(net()); scaler = torch.amp.GradScaler('cpu', init_scale=1024.0)\n{_FLOAT16}", "scaled()", {}),
+    (_SCALED, "scaled()", {}),
     # networks like those in the DDP tests of torch
     *(
         (f"{_TORCHS}\nmodel = DDP({name}(), find_unused_parameters={finds})", loss, {"micro": micro})
@@ -234,6 +331,14 @@ FAULTS = {
             LOSS,
         ),
         ("no_wrapper", "model = net()", LOSS),
+        ("no_wrapper", "model = nn.DataParallel(net())", LOSS),
+        ("converted", "model = DDP(net()).bfloat16(); x = x.bfloat16()", LOSS),
+        ("sum", f"{MODELS}model = DDP(Labelled('sum'))", "model(x, labels=y).loss"),
+        ("sum", f"{MODELS}model = DDP(Tied()){_CLOSURE}", "F.cross_entropy(model(x), y, reduction='sum')"),
+        ("bypassed", f"{MODELS}model = DDP(Reentrant()); x.requires_grad_()", "F.cross_entropy(model.module(x), y)"),
+        ("ignored", f"{_IGNORES.replace('DDP(model)', 'torch.compile(DDP(model), backend=')}'aot_eager')", LOSS),
+        ("unequal", f"{MODELS}model = DDP(LazyBuffer())\n{LOSS}.backward()\nif rank == <R>: x, y = x[:5], y[:5]", LOSS),
+        ("weights", f"{_SCALED}if rank == <R>: model.get_parameter('module.<P>').data.mul_(1.1)", "scaled()"),
         (
             "no_gradient",
             "class M(nn.Module):\n    def __init__(self):\n        super().__init__(); self.a = net(); self.b = net()\n"

@@ -73,7 +73,7 @@ class Runs:
 
     @property
     def enters_ddp(self) -> bool:
-        """Whether the step has called the forward of a DDP model of `coverage`."""
+        """Return whether the step has called the forward of a DDP model of `coverage`."""
         return any(id(one) in self._entered for one in self._coverage.ddp)
 
     def local(

@@ -238,7 +238,7 @@ class WholeBatch:
 
 
 def _ratio(one: float, other: float) -> float | None:
-    """Return the ratio of two losses; None if it is no number."""
+    """Return the ratio of two losses; None if it is not finite."""
     return one / other if other and math.isfinite(one / other) else None
 
 
