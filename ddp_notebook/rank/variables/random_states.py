@@ -71,3 +71,8 @@ def checksums(states: RandomStates) -> dict[str, int]:
         name, key, *rest = of_numpy
         found["NumPy"] = zlib.crc32(repr((name, *rest)).encode(), zlib.crc32(key.tobytes()))
     return found
+
+
+def current_checksums() -> dict[str, int]:
+    """Return the checksums of the present states, including those of all CUDA devices."""
+    return checksums(read(all_devices=True))

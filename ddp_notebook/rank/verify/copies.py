@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.verify.coverage import Coverage, has_values
 from ddp_notebook.rank.verify.local_model import FullParameters
 from ddp_notebook.rank.verify.ranks import Ranks
+from ddp_notebook.stdlib import hashlib
 
 Common = list[tuple[torch.Tensor, torch.Tensor]]  # tensors, and their values on rank 0
 

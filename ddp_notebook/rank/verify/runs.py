@@ -12,11 +12,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.variables import random_states
 from ddp_notebook.rank.verify import noise
 from ddp_notebook.rank.verify.copies import Copies
 from ddp_notebook.rank.verify.coverage import Coverage
 from ddp_notebook.rank.verify.local_model import FullParameters, SyncFlags, stop_sync
-from ddp_notebook.rank.verify.model_state import ModelState, RandomState
+from ddp_notebook.rank.verify.model_state import ModelState
 from ddp_notebook.rank.verify.noise import Draws
 from ddp_notebook.rank.verify.reads import names_read
 from ddp_notebook.rank.verify.step import Run, Step, StepError, evaluate, one_process
@@ -116,12 +117,12 @@ class Runs:
             self._nudge(nudge)
         silenced = self.silenced if silenced is None else silenced
         noise.silence(self._state.modules, silenced)
-        random = RandomState()
+        before = random_states.current_checksums()
         world = self._one_process(world_size) if alone else contextlib.nullcontext()
         with world, self._eager(), _noting_forward(self._entered):
             weighs = common and not alone
             run = evaluate(step or self._step, self._namespace, coverage, values, weighs=weighs, draws=draws)
-        run.drew_random = random.has_moved
+        run.drew_random = before != random_states.current_checksums()
         return run
 
     @contextlib.contextmanager
