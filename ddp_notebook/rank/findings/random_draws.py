@@ -10,7 +10,6 @@ in which the first worker leaves its part. A worker that is not forked leaves no
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from ddp_notebook.rank.findings.tensor_checks import checksum
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.record.training.wrapping import around
 from ddp_notebook.rank.variables import random_states
-from ddp_notebook.stdlib import logging, struct, weakref
+from ddp_notebook.stdlib import logging, mmap, struct, weakref
 
 _log = logging.getLogger(__name__)
 Part = dict[str, list[Any]]  # checksum of the state before the part, and whether it changed, by generator

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import sys
-import zlib
 from array import array
 from typing import Any, TypeAlias
 
 import torch
+
+from ddp_notebook.stdlib import zlib
 
 # The states are those of torch, of CUDA devices ("cuda": the current one), of Python, and of NumPy if it is imported.
 RandomStates: TypeAlias = tuple[torch.Tensor, dict[str, torch.Tensor], Any, Any]
