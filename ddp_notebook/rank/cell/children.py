@@ -14,10 +14,10 @@ child processes, those of the last two rows are not detected.
 
 from __future__ import annotations
 
+import multiprocessing
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from sys import _current_frames
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ import psutil
 
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import ChildStopped
+from ddp_notebook.rank.cell.current_line import frame_of
 from ddp_notebook.registry.identities import state_and_start
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, os, signal, threading, time
@@ -33,8 +34,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _TICK_S = 0.02  # precision of process ages (one clock tick)
 _MOST = 200  # maximum number of child processes that are checked
 _LONGEST = 100  # maximum length of a command in messages
+_LOADER_S = 0.1  # time for a DataLoader to end its workers in order
 _DATA_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
 _WAITS = {"wait", "_wait", "communicate", "_communicate"}  # methods of `subprocess.Popen`
+_PROCESS = os.path.join("multiprocessing", "process.py")
+_SPAWN = os.path.join("torch", "multiprocessing", "spawn.py")
 # Numbers of system calls by machine. Source: the kernel's tables, https://syscalls.mebeim.net
 _WAIT4, _WAITID, _READ = {"x86_64": ("61", "247", "0"), "aarch64": ("260", "95", "63")}.get(
     platform.machine(), ("", "", "")
@@ -86,7 +90,7 @@ class Children:
         """Return the current wait of the main thread; None if it does not wait for a child process. Thread-safe."""
         if (wait := self._wait) is not None:
             return wait
-        frame, is_halted = _current_frames().get(self._main), False
+        frame, is_halted = frame_of(self._main), False
         pid, command = _in_subprocess(frame) or (_in_system_call(), "")
         if pid == 0 and self._waits() and (pid := next(filter(is_stopped, _children_of(os.getpid())), 0)):
             kind = "DataLoader worker" if _is_in_data_loader(frame) else "worker process"
@@ -101,19 +105,59 @@ class Children:
         return self.seen
 
     def interrupt(self) -> None:
-        """End the command that the main thread waits for in Python, with its descendants. Call it in the main thread.
+        """End the processes that the main thread waits for in Python, with descendants. Call it in the main thread.
+
+        These are a command, and processes of `multiprocessing` in `Process.join` and `torch.multiprocessing.spawn`.
 
         They ignore SIGINT, as the rank does, so they get SIGTERM. In a plain notebook SIGINT ends them: the stop button
         sends it to all processes of the notebook's group. IPython and `subprocess` end only the first process.
         """
-        if (wait := self._wait) is None:
-            pid, command = _in_subprocess(_current_frames().get(self._main)) or (0, "")
-            wait = ChildWait(command, time.monotonic(), pid) if pid else None
-        if wait is None or wait.is_elsewhere:
-            return
-        for process in reversed(_processes_of(wait)):
+        if (wait := self._wait) is not None:
+            waits = [] if wait.is_elsewhere else [wait]
+        else:
+            frame, now = frame_of(self._main), time.monotonic()
+            found = _in_subprocess(frame)
+            waits = [ChildWait("", now, pid) for pid in ([found[0]] if found else _in_multiprocessing(frame))]
+        for process in (process for wait in waits for process in reversed(_processes_of(wait))):
             with contextlib.suppress(psutil.Error):
                 process.terminate()
+
+    @contextlib.contextmanager
+    def ending_loader_workers(self, *, if_: bool) -> Iterator[None]:
+        """Context in which the main thread releases the variables of a failed cell, perhaps a DataLoader.
+
+        Args:
+            if_: whether the cell was interrupted. Otherwise torch ends the workers in its own time.
+        """
+        if not if_:
+            yield
+            return
+        is_over = threading.Event()
+
+        def end() -> None:
+            while not is_over.wait(_LOADER_S):
+                self.end_loader_workers()
+
+        with contextlib.suppress(RuntimeError):  # no thread can start: torch ends the workers later
+            threading.Thread(target=end, name="ddp-loader-workers", daemon=True).start()
+        try:
+            yield
+        finally:
+            is_over.set()
+
+    def end_loader_workers(self) -> None:
+        """Terminate the workers of the DataLoader that the main thread shuts down.
+
+        torch waits for each worker for up to 5 s, then terminates it. In a plain notebook SIGINT also reaches the
+        workers.
+
+        Source: `_MultiProcessingDataLoaderIter._shutdown_workers` in `torch.utils.data.dataloader`
+        """
+        for its in _frames(frame_of(self._main)):
+            if its.f_code.co_name == "_shutdown_workers" and its.f_code.co_filename.endswith(_DATA_LOADER):
+                for worker in list(getattr(its.f_locals.get("self"), "_workers", ())):
+                    with contextlib.suppress(Exception):  # it has just ended, or has no process yet
+                        worker.terminate()
 
     def end(self, attempt: int) -> None:
         """Kill the child process that C code of the main thread waits for, such as `os.system`.
@@ -173,15 +217,33 @@ class Children:
         return {} if wait is None else {"command": wait.command, "since_s": wait.for_s}
 
 
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and its callers."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def _in_subprocess(frame: FrameType | None) -> tuple[int, str] | None:
     """Return the process id and command that `subprocess` waits for in these frames; None if it does not wait."""
-    while frame is not None:
-        if frame.f_code.co_filename == subprocess.__file__ and frame.f_code.co_name in _WAITS:
-            process = frame.f_locals.get("self")
+    for its in _frames(frame):
+        if its.f_code.co_filename == subprocess.__file__ and its.f_code.co_name in _WAITS:
+            process = its.f_locals.get("self")
             if isinstance(process, subprocess.Popen) and process.returncode is None:
                 return process.pid, _text_of(process.args)
-        frame = frame.f_back
     return None
+
+
+def _in_multiprocessing(frame: FrameType | None) -> list[int]:
+    """Return the ids of the processes to end if `multiprocessing` joins one in these frames; [] if it joins none.
+
+    Programs join one process after the other, so these are all processes of `multiprocessing` that are no daemons.
+    Workers of pools and loaders are daemons. They are not joined while they work.
+    """
+    joins = [its for its in _frames(frame) if its.f_code.co_name == "join"]
+    if not any(its.f_code.co_filename.endswith((_PROCESS, _SPAWN)) for its in joins):
+        return []
+    return [process.pid for process in multiprocessing.active_children() if process.pid and not process.daemon]
 
 
 def _text_of(arguments: Any) -> str:
@@ -276,11 +338,7 @@ def _stopped(pids: Sequence[int]) -> str:
 
 
 def _is_in_data_loader(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(_DATA_LOADER):
-            return True
-        frame = frame.f_back
-    return False
+    return any(its.f_code.co_filename.endswith(_DATA_LOADER) for its in _frames(frame))
 
 
 def _age_s(pid: int) -> float:

@@ -11,7 +11,7 @@ import subprocess
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from sys import _current_frames
+from sys import _current_frames, _getframe
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -65,6 +65,17 @@ class RemoteWork(Protocol):
         """Describe the remote call that a thread waits for; "" if there is none."""
 
 
+def frame_of(thread: int) -> FrameType | None:
+    """Return the innermost frame of a thread; for this thread, the frame below the calling function.
+
+    A function with its own frame in a variable would keep all variables of an interrupted cell alive, such as a
+    DataLoader with its workers.
+    """
+    if thread == threading.get_ident():
+        return _getframe(1).f_back
+    return _current_frames().get(thread)
+
+
 class CurrentLine:
     """Finds the position of a thread in the code of cells.
 
@@ -96,7 +107,7 @@ class CurrentLine:
             thread: id of the thread; 0 for the main thread.
         """
         for _ in range(_WALKS):  # retry: if a call returns while its frames are read, the walk ends too early
-            frame = _current_frames().get(thread or self._main)
+            frame = frame_of(thread or self._main)
             if frame is not None and (place := self.of_frame(frame)):
                 return self.with_words(place, thread)
         return "" if thread else self._of_task()
@@ -137,7 +148,7 @@ class CurrentLine:
         Args:
             frame: frame to check; None for the innermost frame of the main thread.
         """
-        innermost = frame = frame or _current_frames().get(self._main)
+        innermost = frame = frame or frame_of(self._main)
         if innermost is None or not innermost.f_code.co_filename.startswith(_WAITS):
             return None
         while frame is not None and frame.f_code.co_filename not in self.cells:
@@ -150,13 +161,13 @@ class CurrentLine:
 
     def is_in_torch(self, frame: FrameType | None = None) -> bool:
         """Return whether this frame (default: the main thread's innermost one) is in torch. Thread-safe."""
-        frame = frame or _current_frames().get(self._main)
+        frame = frame or frame_of(self._main)
         return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
 
     @property
     def is_in_event_loop(self) -> bool:
         """Return whether the main thread waits in its event loop. Thread-safe."""
-        frame = _current_frames().get(self._main)
+        frame = frame_of(self._main)
         caller = None if frame is None else frame.f_back
         return caller is not None and caller.f_code.co_filename == asyncio.base_events.__file__
 

@@ -401,7 +401,9 @@ class Runner:
                     **outcome,
                 )
             if failure is not None:
-                isolation.forget_failure(shell, failure)
+                network = self._network
+                with network.children.ending_loader_workers(if_=network.release.was_noticed):
+                    isolation.forget_failure(shell, failure)
                 self._collects = True
             isolation.forget_tensors(shell, cell.execution_count)
             isolation.put_names_back(shell.user_ns, self.names)

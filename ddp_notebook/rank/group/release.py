@@ -281,6 +281,8 @@ class Release:
                 own_signals.send_to_main(AGAIN)
                 if self._where.children is not None:
                     self._where.children.end(self._resent)
+            if self._where.children is not None:
+                self._where.children.end_loader_workers()
             self._cut_off(self._connections.cut_stores)
         if self._has_interrupted and self._is_held_again():
             own_signals.send_to_main(AGAIN)
