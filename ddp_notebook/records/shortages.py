@@ -113,9 +113,10 @@ def places(error: BaseException) -> list[str]:
     """Return folders on a possibly full disk: the folder of the error's file, and the commonly used folders."""
     named = getattr(error, "filename", None)
     folders = [os.path.dirname(os.path.abspath(named))] if isinstance(named, str) else []
-    with contextlib.suppress(OSError):
-        folders.append(os.getcwd())
-    return [*folders, tempfile.gettempdir(), SHM]
+    for find in (os.getcwd, tempfile.gettempdir):
+        with contextlib.suppress(OSError):
+            folders.append(find())
+    return [*folders, SHM]
 
 
 def open_descriptors() -> int:

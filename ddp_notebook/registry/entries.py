@@ -177,15 +177,22 @@ def folder() -> Path:
     """Return the folder of entries. It is created with access for this user only.
 
     Raises:
-        UsageError: the folder belongs to another user, or other users can access it.
-        OSError: the folder cannot be created.
+        UsageError: the folder cannot be created, belongs to another user, or other users can access it.
     """
     user = os.getuid()
     base = Path(os.environ.get(VARIABLE) or f"/run/user/{user}")
-    has_own = base.is_dir() and base.stat().st_uid == user
+    # A read-only runtime directory is one that this user does not have.
+    has_own = base.is_dir() and base.stat().st_uid == user and os.access(base, os.W_OK)
     path = base / "ddp_notebook" if has_own else Path(_ELSEWHERE) / f"ddp_notebook_{user}"
-    with contextlib.suppress(FileExistsError):
+    try:
         modes.make_folder(path)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise UsageError(
+            f"{path}, where sessions are registered, cannot be created: {error.strerror}; set {VARIABLE} to a folder "
+            "that you can write to in every process"
+        ) from error
     about = path.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != user or about.st_mode & 0o077:
         raise UsageError(

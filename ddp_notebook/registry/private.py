@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -98,16 +99,50 @@ def runtime() -> str:
 
 
 def temporary() -> str:
-    """Return the directory for temporary files. It is recreated if missing, as the TMPDIR of a batch job may be."""
-    folder = tempfile.gettempdir()
+    """Return the directory for temporary files. It is recreated if missing, as the TMPDIR of a batch job may be.
+
+    Raises:
+        StartError: Python finds no such directory that can be written to.
+    """
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise StartError(
+            "no directory for temporary files can be written to: set TMPDIR to one before the notebook starts "
+            f"({error.strerror})"
+        ) from error
     if not os.path.isdir(folder):
         with contextlib.suppress(OSError, StartError):
             restore(folder)
     return folder
 
 
-def cannot_write(folder: str, error: OSError) -> str:
-    """Describe why this process cannot write to a folder of this machine, and a remedy.
+@contextlib.contextmanager
+def writing_to(folder: str | os.PathLike[str], variable: str = "") -> Iterator[None]:
+    """Context that writes to a folder of this machine. Errors of the file system become one sentence.
+
+    Args:
+        folder: the folder.
+        variable: environment variable that sets another folder; "" for the one of the runtime or temporary directory.
+
+    Raises:
+        StartError: the folder cannot be written to.
+
+    Example:
+        >>> with writing_to("/proc", "TMPDIR"):
+        ...     open("/proc/none", "w")
+        Traceback (most recent call last):
+        ddp_notebook.errors.StartError: /proc, where this session keeps files, cannot be written to: No such file or \
+directory; set TMPDIR to a folder that you can write to before the notebook starts
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StartError(cannot_write(os.fspath(folder), error, variable)) from error
+
+
+def cannot_write(folder: str, error: OSError, variable: str = "") -> str:
+    """Describe why this process cannot write to a folder of this machine, and a remedy; see `writing_to`.
 
     Example:
         >>> cannot_write("/tmp", OSError(errno.ENOSPC, "No space left on device"))
@@ -115,4 +150,8 @@ def cannot_write(folder: str, error: OSError) -> str:
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"no space is left in {folder}, where this session keeps files: delete some files there"
-    return f"{folder}, where this session keeps files, cannot be written to: {error.strerror or error}"
+    variable = variable or ("TMPDIR" if folder == tempfile.gettempdir() else entries.VARIABLE)
+    return (
+        f"{folder}, where this session keeps files, cannot be written to: {error.strerror or error}; set {variable} to "
+        "a folder that you can write to before the notebook starts"
+    )

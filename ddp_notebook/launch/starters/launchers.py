@@ -8,6 +8,7 @@ interfaces that this module uses.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import subprocess
 import traceback
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_notebook.errors import StartError, UsageError
+from ddp_notebook.launch.environment import working_directory
 
 CONFIG = "ipcluster_config.py"
 # These launchers run the command of their templates, or another ipcluster. Their command cannot be replaced.
@@ -30,20 +32,18 @@ def profile_dir(name: str) -> Path:
     Raises:
         UsageError: it does not exist; the message lists the existing profiles.
     """
-    from IPython.core.profiledir import ProfileDir, ProfileDirError
-    from IPython.paths import get_ipython_dir
-
     if "/" in name and (folder := Path(name).expanduser()).is_dir():
         return folder.resolve()
-    home = get_ipython_dir()
-    try:
-        return Path(ProfileDir.find_profile_dir_by_name(home, name).location)
-    except ProfileDirError:
-        there = [file.parent.name.removeprefix("profile_") for file in sorted(Path(home).glob(f"profile_*/{CONFIG}"))]
-        raise UsageError(
-            f"profile {name!r} does not exist in {home}; "
-            + (f"it has {', '.join(there)}" if there else f"ipython profile create --parallel {name} makes one")
-        ) from None
+    # IPython's own functions warn about a read-only folder, and search in an empty one.
+    home = Path(os.environ.get("IPYTHONDIR") or "~/.ipython").expanduser()
+    for parent in (Path(working_directory()), home):
+        if (folder := parent / f"profile_{name}").is_dir():
+            return folder
+    there = [file.parent.name.removeprefix("profile_") for file in sorted(home.glob(f"profile_*/{CONFIG}"))]
+    raise UsageError(
+        f"profile {name!r} does not exist in {home}; "
+        + (f"it has {', '.join(there)}" if there else f"ipython profile create --parallel {name} makes one")
+    )
 
 
 class _Heard(logging.Handler):

@@ -84,7 +84,9 @@ class MpiStarter(Starter):
         return address_for(map(host_name, hosts))  # Open MPI starts its daemons with ssh
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        self._log = tempfile.TemporaryFile(dir=private.temporary())  # noqa: SIM115  # `end` closes it; it has no name that would be left
+        folder = private.temporary()
+        with private.writing_to(folder):
+            self._log = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # `end` closes it; it has no name that would be left
         try:
             line = self._line(command, env)
             # The tasks get both signals again: they are children of a child that unblocks them.

@@ -296,7 +296,9 @@ class SlurmAllocation(SlurmStarter):
         return shlex.join(self.command(OUTPOST))
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        fd, self._output = modes.new_file("ddp_notebook-", ".out", private.temporary())
+        folder = private.temporary()
+        with private.writing_to(folder):
+            fd, self._output = modes.new_file("ddp_notebook-", ".out", folder)
         cleanup_process.guard(self._output)
         with open(fd, "wb") as output:
             try:

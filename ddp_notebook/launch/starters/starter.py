@@ -11,10 +11,11 @@ from pathlib import Path
 
 from ddp_notebook.launch.host.host import is_loopback
 from ddp_notebook.launch.transports.base import LOOPBACK
-from ddp_notebook.registry import modes
+from ddp_notebook.registry import modes, private
 
 # Reserved addresses (RFC 5737, RFC 3849) for a route lookup. IPv4 is tried first.
 _BEYOND = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+SHARED = "XDG_CACHE_HOME"  # its value replaces ~/.cache
 # the command as shown in a preview
 OUTPOST = ("python", "-m", "ddp_notebook.launch.transports.outpost", "--file", "INVITATION")
 
@@ -102,11 +103,16 @@ class Starter(ABC):
 
 
 def shared_folder() -> Path:
-    """Return a folder for this user only, in the home directory, which most clusters share."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddp_notebook"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        modes.make_folder(folder)
+    """Return a folder for this user only, in the home directory, which most clusters share.
+
+    Raises:
+        StartError: it cannot be created.
+    """
+    folder = Path(os.environ.get(SHARED) or Path.home() / ".cache") / "ddp_notebook"
+    with private.writing_to(folder, SHARED):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            modes.make_folder(folder)
     return folder
 
 

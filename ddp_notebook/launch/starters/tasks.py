@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ddp_notebook.launch.starters.starter import Starter, shared_folder
+from ddp_notebook.launch.starters.starter import SHARED, Starter, shared_folder
 from ddp_notebook.launch.transports import cleanup_process
 from ddp_notebook.launch.transports.callback import OutpostConnection, OutpostListener
 from ddp_notebook.launch.transports.outpost import VARIABLE
 from ddp_notebook.launch.transports.ports import ANY, Listening
 from ddp_notebook.messages.first_messages import to_line
-from ddp_notebook.registry import modes
+from ddp_notebook.registry import modes, private
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 600.0  # between two reported states of a queue
 _IN_ORDER_S = 3.0  # time for tasks to end in order before they are killed
@@ -161,8 +161,10 @@ class Tasks:
 
 def _shared_file(text: str) -> Path:
     """Write a file that only this user can read, for tasks that do not have the text in a variable."""
-    fd, path = modes.new_file("invitation-", ".json", shared_folder())
-    cleanup_process.guard(path)
-    with open(fd, "w") as file:
-        file.write(text)
+    folder = shared_folder()
+    with private.writing_to(folder, SHARED):
+        fd, path = modes.new_file("invitation-", ".json", folder)
+        cleanup_process.guard(path)
+        with open(fd, "w") as file:
+            file.write(text)
     return Path(path)

@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -399,8 +398,10 @@ class Keeper:
 def _told(error: BaseException) -> BaseException:
     """Return the error for the user."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f"{entries.folder()} or {tempfile.gettempdir()}"
+        where = f"{private.runtime()} or {private.temporary()}"
         return StartError(f"a kept session needs files, and the disk is full: free some of it ({where})")
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES) and isinstance(error.filename, str):
+        return StartError(private.cannot_write(os.path.dirname(error.filename), error))
     return error
 
 
