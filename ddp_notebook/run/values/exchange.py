@@ -221,7 +221,7 @@ class Exchange:
         try:
             for rank in ranks:
                 same = None if differ else outgoing.get(ranks[0])
-                outgoing[rank] = same or PushedData(join(bulk.pickled(_of_rank(variables, rank))))
+                outgoing[rank] = same or PushedData(join(bulk.pickled(_with_buffers(_of_rank(variables, rank)))))
             is_sent = True
             return self._transfers.push(outgoing)
         except KeyboardInterrupt as error:
@@ -274,6 +274,10 @@ def _why_reserved(name: str) -> str:
 
 def _of_rank(variables: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return {name: value[rank] if isinstance(value, RankValues) else value for name, value in variables.items()}
+
+
+def _with_buffers(variables: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: bulk.with_text_as_buffer(value) for name, value in variables.items()}
 
 
 def _check_has(name: str, values: RankValues, ranks: list[int]) -> None:
