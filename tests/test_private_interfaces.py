@@ -385,6 +385,14 @@ def test_torch_lets_pipelines_be_seen():
 
 
 @pytest.mark.slow
+def test_a_data_loader_joins_its_workers():
+    """`rank.cell.children` terminates the workers, with which their parent's SIGTERM is a successful exit."""
+    from torch.utils.data import dataloader
+
+    source = inspect.getsource(dataloader._MultiProcessingDataLoaderIter._shutdown_workers)
+    assert "for w in self._workers:" in source and "w.join(timeout=" in source and "w.terminate()" in source
+
+
 def test_torch_lets_training_be_seen():
     from torch._compile import _disable_dynamo
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state
