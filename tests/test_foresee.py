@@ -996,7 +996,7 @@ def test_most_cells_are_not_even_parsed(code, monkeypatch):
     def parse(code: str) -> None:
         raise AssertionError("parsed")
 
-    monkeypatch.setattr(foreseeing, "_parse", parse)
+    monkeypatch.setattr(foreseeing, "parse_cell", parse)
 
     assert foresee_on("all", code) == []
     with pytest.raises(AssertionError, match="parsed"):
