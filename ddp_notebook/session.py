@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from ddp_notebook.run.sharding.memory import Memory
     from ddp_notebook.run.sharding.placements import Placements
     from ddp_notebook.run.verify.verification import Verification
+    from ddp_notebook.run.whos.variables import Variables
     from ddp_notebook.widgets.view_placement import ViewPlacement
 
 Progress = Callable[[str], None]
@@ -108,7 +109,7 @@ class Session:
     ) -> None:
         global _current
         refuse_on_rank("start()")
-        self.ranks = SessionRanks(lambda: self._parts)
+        self.ranks = SessionRanks(lambda: self._parts, self._when_the_session_stops)
         self._synced_first: Synced | None = None
         self._remote = remote  # connection to the keeper of a kept session
         self._assembled: SessionParts | None = None
@@ -552,6 +553,27 @@ class Session:
             [1] 11
         """
         return self._parts.exchange.peek(expression, ranks)
+
+    def whos(self, pattern: str = "", *, exact: bool = False) -> Variables:
+        """Return all variables of the ranks: type, shape, dtype, device, bytes, and how they differ between ranks.
+
+        Large tensors are sampled. While a cell runs, contents are not compared.
+
+        Args:
+            pattern: only names that match this shell pattern, such as "loss*"; "": all variables that hold data.
+            exact: compare every byte.
+
+        Raises:
+            SessionBrokenError: no rank is alive, or no rank answers.
+
+        Example:
+            >>> session.run("weights = torch.ones(4)", quiet=True) and None
+            >>> session.whos("weights")["weights"].ranks
+            'same'
+        """
+        from ddp_notebook.run.whos.listing import list_variables
+
+        return list_variables(self._parts, pattern, exact)
 
     # ---- models
 
@@ -1037,18 +1059,8 @@ class Session:
 
     # ---- end
 
-    def when_stopped(self, call: Callable[[], object]) -> None:
-        """Register a callback for views that show ranks.
-
-        It is called once when the session stops, before its ranks end, or immediately if the session is stopped
-        already.
-
-        Args:
-            call: the callback. Its errors are logged and ignored.
-
-        Example:
-            >>> session.when_stopped(lambda: print("the ranks end"))
-        """
+    def _when_the_session_stops(self, call: Callable[[], object]) -> None:
+        """Register a callback, see `SessionRanks.when_stopped`."""
         self._when_stopped.append(call)
         if self._host_ended:
             self._tell_of_the_end()

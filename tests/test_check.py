@@ -905,7 +905,7 @@ def test_a_finding_is_shown_once():
 
 
 def checksum(x: torch.Tensor, rows: int = 1) -> str:
-    checksums = summary._Checksums()
+    checksums = summary.Checksums()
     if rows > 1:
         checksums._on[x.device] = checksums._numbers, torch.empty(rows, summary._ROW, dtype=torch.int64)
     return checksums.of(x)

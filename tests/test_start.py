@@ -122,8 +122,8 @@ def test_what_shows_the_ranks_is_told_once_before_they_end(make_session, caplog)
         called.append("first")
         raise ZeroDivisionError
 
-    session.when_stopped(fail)
-    session.when_stopped(lambda: called.append(session["rank"][0]))
+    session.ranks.when_stopped(fail)
+    session.ranks.when_stopped(lambda: called.append(session["rank"][0]))
     session.stop()
     session.stop()
     assert called == ["first", 0]

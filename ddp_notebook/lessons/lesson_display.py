@@ -58,7 +58,7 @@ def display(lesson: Lesson) -> None:
     _freeze(lesson)
     _shown[lesson] = view, handle
     if not was_shown:
-        lesson._runner.session.when_stopped(partial(_freeze, lesson))
+        lesson._runner.session.ranks.when_stopped(partial(_freeze, lesson))
 
 
 def static(lesson: Lesson) -> dict[str, Any]:

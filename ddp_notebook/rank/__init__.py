@@ -26,6 +26,7 @@ twice/         a cell that runs twice from the same state
 resize/        changes the number of ranks
 verify/        one training step, compared with one process
 completion/    names and help for cells of ranks
+whos/          all variables of the rank
 survive/       training that continues when a rank dies
 findings/      facts about training steps, for findings
 record/        records the rank's activity as rows

@@ -47,6 +47,7 @@ FEATURES = {
     "survive": "ddp_notebook.rank.survive.feature",
     "verify": "ddp_notebook.rank.verify.feature",
     "completion": "ddp_notebook.rank.completion.feature",
+    "whos": "ddp_notebook.rank.whos.feature",
     "torch_errors": "ddp_notebook.rank.torch_errors.catalogue",
 }
 

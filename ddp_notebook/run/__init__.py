@@ -20,6 +20,7 @@ forecast/         prediction of step times on other numbers of ranks
 findings/         silent mistakes in the training steps of cells
 nan/              where NaN began, and cells that stop there
 completion/       Tab and Shift-Tab in cells of ranks
+whos/             all variables of the ranks in one table
 record/           options of the recording, and the recording so far
 
 session_parts     creates and connects the parts of a session

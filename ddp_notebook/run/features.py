@@ -39,6 +39,7 @@ FEATURES = {
     "sharding": "ddp_notebook.run.sharding.feature",
     "verify": "ddp_notebook.run.verify.feature",
     "completion": "ddp_notebook.run.completion.feature",
+    "whos": "ddp_notebook.run.whos.feature",
     "files": "ddp_notebook.run.files.feature",
     "keep": "ddp_notebook.run.kept.feature",
     "torchrun": "ddp_notebook.torchrun.feature",

@@ -55,7 +55,7 @@ OF_SESSION: Mapping[str, str] = {
     "trace": "interrupted: the file is not complete, but the recording is; write the file again",
     "_trouble": f"interrupted: the host servers were not queried; {_UNCHANGED}",
     "verify": "interrupted: the step was not compared; models, gradients and variables are restored",
-    "when_stopped": "interrupted: the function may not be called when the session stops",
+    "whos": f"interrupted: the variables were not listed; {_UNCHANGED}",
     "_write_trace": "interrupted: the file is not complete, but the recording is; write the file again",
 }
 # Sentences by method of `SessionRanks`.
@@ -64,6 +64,7 @@ OF_RANKS: Mapping[str, str] = {
     "heal": "interrupted: %ddp_status shows the dead ranks; run %ddp_heal again to replace them",
     "reform": "interrupted: the group may not have been formed again; the next cell forms it if needed",
     "resize": "interrupted: %ddp_status shows the number of ranks; run %ddp_resize again to continue",
+    "when_stopped": "interrupted: the function may not be called when the session stops",
 }
 # Sentences by method of `SessionFiles`.
 OF_FILES: Mapping[str, str] = {

@@ -9,7 +9,7 @@ from torch import nn
 
 from ddp_notebook.rank.completion.description import describe
 from ddp_notebook.rank.completion.names import names_at
-from ddp_notebook.rank.completion.static_lookup import Known, Lookup
+from ddp_notebook.rank.variables.static_lookup import Known, Lookup
 
 calls: list[str] = []
 

@@ -80,7 +80,7 @@ class DDPSliders:
         self._displays["controls"].display(self.box)
         self._displays["picture"].display(picture)
         self._displays["text"].display(text, raw=True)
-        self._session.when_stopped(self._freeze)
+        self._session.ranks.when_stopped(self._freeze)
 
     def run(self) -> Run:
         """Run with the values of the controls."""

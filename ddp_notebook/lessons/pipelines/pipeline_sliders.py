@@ -56,7 +56,7 @@ class PipelineSliders:
         self._displays["controls"].display(self.box)
         self._displays["text"].display(_text("How much of the ranks' time will be bubble? Guess, then run."), raw=True)
         self._displays["picture"].display(_text(""), raw=True)
-        self._lesson.session.when_stopped(self._freeze)
+        self._lesson.session.ranks.when_stopped(self._freeze)
 
     def run(self) -> str:
         """Run with the values of the controls. Show the picture, and return the result as text."""

@@ -70,7 +70,7 @@ NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks
         *("ddp_pull", "ddp_push", "ddp_record", "ddp_report", "ddp_monitor", "ddp_trace", "ddp_forecast", "ddp_nan"),
         *("ddp_verify", "on_all_ranks"),
         *("ddp_sync", "ddp_fetch", "ddp_attach", "ddp_jobs", "ddp_wait", "ddp_cancel", "ddp_resize", "ddp_fault"),
-        *("ddp_memory", "ddp_peek", "ddp_diff", "ddp_torchrun", "ddp_help"),
+        *("ddp_memory", "ddp_peek", "ddp_whos", "ddp_diff", "ddp_torchrun", "ddp_help"),
     ),
     "cell": ("on_all_ranks", "on_ranks", "local", "ddp_twice"),
 }

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank.completion.names import type_of
-from ddp_notebook.rank.completion.static_lookup import (
+from ddp_notebook.rank.variables.static_lookup import (
     UNKNOWN,
     Known,
     class_attribute,

@@ -12,8 +12,8 @@ from ddp_notebook.rank import reserve
 from ddp_notebook.rank.cell.exceptions import with_type
 from ddp_notebook.rank.completion.description import describe
 from ddp_notebook.rank.completion.names import names_at
-from ddp_notebook.rank.completion.static_lookup import Lookup
 from ddp_notebook.rank.hooks import Core, Feature
+from ddp_notebook.rank.variables.static_lookup import Lookup
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import queue, threading
 

@@ -10,7 +10,7 @@ import types
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from ddp_notebook.rank.completion.static_lookup import (
+from ddp_notebook.rank.variables.static_lookup import (
     Known,
     Lookup,
     class_attributes,

@@ -10,4 +10,5 @@ samplers    adapts data samplers to the current number of ranks
 random_states  states of the random number generators
 owners      modules that hold a parameter
 handover    broadcasts variables from one rank to others
+static_lookup  finds the value of a path without running code of the user
 """

@@ -48,7 +48,7 @@ def fingerprints(namespace: Mapping[str, Any], names: Sequence[str] = ()) -> dic
         >>> fingerprints({}, ["y"])
         {'y': {'kind': 'missing', 'value': ''}}
     """
-    checksums = _Checksums()
+    checksums = Checksums()
     facts: dict[str, dict[str, Any]] = {}
     with torch.no_grad():
         for leaf in leaves(namespace, names):
@@ -96,7 +96,7 @@ def _real(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
-class _Checksums:
+class Checksums:
     """Computes checksums of tensors on their device.
 
     32-bit words are multiplied by random 64-bit numbers and summed modulo 2**64 for each row. The checksum is a hash of
@@ -137,7 +137,7 @@ def _digest(data: Any) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def _facts(leaf: Leaf, checksums: _Checksums) -> dict[str, Any]:
+def _facts(leaf: Leaf, checksums: Checksums) -> dict[str, Any]:
     facts: dict[str, Any] = {"kind": leaf.kind, "value": leaf.text}
     for key in ("skipped", "part", "may_differ"):
         if getattr(leaf, key):
@@ -197,7 +197,7 @@ def _generator_state(value: Any) -> bytes | None:
     return pickle.dumps(value.bit_generator.state) if issubclass(cls, np.random.Generator) else None
 
 
-def _of_tensor(x: torch.Tensor, checksums: _Checksums, leaf: Leaf) -> dict[str, Any]:
+def _of_tensor(x: torch.Tensor, checksums: Checksums, leaf: Leaf) -> dict[str, Any]:
     if torch.nn.parameter.is_lazy(x):
         return {"value": f"uninitialized {str(x.dtype).removeprefix('torch.')}", "skipped": "uninitialized"}
     frozen = " without requires_grad" if leaf.kind == "parameter" and not x.requires_grad else ""

@@ -1,4 +1,4 @@
-"""Methods of `session.ranks`: replace dead ranks, change the number of ranks, form the group again, inject faults."""
+"""Methods of `session.ranks`: replace dead ranks, change their number, form the group again, inject faults."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 class SessionRanks:
     """The ranks of a session and their process group."""
 
-    def __init__(self, parts: Callable[[], SessionParts]) -> None:
+    def __init__(
+        self, parts: Callable[[], SessionParts], when_stopped: Callable[[Callable[[], object]], object]
+    ) -> None:
         self._parts = parts
+        self._register = when_stopped
 
     def heal(self, from_rank: int | None = None, names: Sequence[str] = ()) -> list[str]:
         """Replace dead ranks, and form the group again.
@@ -123,3 +126,17 @@ class SessionRanks:
     def pids(self, kind: str = "rank") -> list[int]:
         """Return the process ids of the living "rank", "store" or "controller" processes, or of the "host server"."""
         return self._parts().hosts.pids if kind == "host server" else self._parts().liveness.cluster.pids(kind)
+
+    def when_stopped(self, call: Callable[[], object]) -> None:
+        """Register a callback for views that show ranks.
+
+        It is called once when the session stops, before its ranks end, or immediately if the session is stopped
+        already.
+
+        Args:
+            call: the callback. Its errors are logged and ignored.
+
+        Example:
+            >>> session.ranks.when_stopped(lambda: print("the ranks end"))
+        """
+        self._register(call)

@@ -1,0 +1,303 @@
+"""A row per variable: type, shape, bytes, and a digest of the contents.
+
+Values are found as in `static_lookup`, without running code of the user. So a rank can also answer while a cell runs.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+import types
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddp_notebook.rank.variables.static_lookup import (
+    class_attribute,
+    dict_of,
+    inherits,
+    instance_attributes,
+    is_one_of,
+    items,
+    type_name,
+)
+from ddp_notebook.rank.whos.digests import Digests, digest
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+
+_CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_SIZED = (bool, int, float, complex, str, bytes, bytearray, type(None), list, tuple, dict, set, frozenset, range)
+_DISPATCH = torch.Tensor.__dict__.get("__torch_dispatch__", class_attribute(torch.Tensor, "__torch_dispatch__"))
+_MOST_PARTS = 20_000  # values that are visited for one variable
+_DEEPEST = 6
+Row = dict[str, Any]
+
+
+@dataclass
+class _Found:
+    """Everything that belongs to one variable."""
+
+    tensors: int = 0
+    nbytes: int = 0
+    dtypes: dict[str, None] = field(default_factory=dict)
+    devices: dict[str, None] = field(default_factory=dict)
+    digests: list[str] = field(default_factory=list)
+    is_complete: bool = True  # all contents were read
+    is_sharded: bool = False
+    visited: int = 0
+
+
+class Rows:
+    """Lists the variables of a rank.
+
+    Args:
+        digests: reads contents; None: shapes and bytes only.
+    """
+
+    def __init__(self, digests: Digests | None) -> None:
+        self._digests = digests
+        self._storages: dict[int, tuple[int, str]] = {}  # bytes and device of each storage, by its identity
+        self._gradients: set[int] = set()  # storages of gradients
+        self._counted: set[int] = set()  # objects of the present variable whose bytes were counted
+        self._around: set[int] = set()  # containers around the present part
+
+    def of(self, namespace: Mapping[str, Any], pattern: str, hidden: Container[str]) -> dict[str, Any]:
+        """Return "rows" by name, "code" (names of functions, classes and modules that are not listed) and "memory".
+
+        Args:
+            namespace: variables of the rank.
+            pattern: see `ListVariables`.
+            hidden: names of IPython and of this package.
+
+        Example:
+            >>> found = Rows(None).of({"x": torch.ones(2, 3), "y": [1, 2]}, "", ())
+            >>> found["rows"]["x"]["shape"], found["rows"]["x"]["nbytes"], found["rows"]["y"]["shape"]
+            ('(2, 3)', 24, '2 items')
+        """
+        rows, code = {}, []
+        for name, value in items(namespace).items():
+            if name in hidden or not fnmatch.fnmatchcase(name, pattern or "*") or (not pattern and name[0] == "_"):
+                continue
+            if not pattern and inherits(type(value), *_CODE):
+                code.append(name)
+                continue
+            try:
+                rows[name] = self._row(value)
+            except Exception as error:  # an object of a library, in an unusual state
+                rows[name] = {"type": type_name(type(value)), "unread": type_name(type(error))}
+        return {"rows": rows, "code": sorted(code), "memory": self._memory()}
+
+    def _row(self, value: Any) -> Row:
+        self._counted, self._around = set(), set()
+        if self._digests is not None:
+            self._digests.has_sampled = False
+        found = _Found()
+        self._visit(value, found, 0)
+        row: Row = {
+            "type": type_name(type(value)),
+            "shape": _shape(value, found),
+            "dtype": ", ".join(found.dtypes),
+            "device": ", ".join(found.devices),
+            "nbytes": found.nbytes,
+        }
+        if whole := self._larger_storage(value):
+            row["of_nbytes"] = whole
+        if found.is_sharded:
+            row["sharded"] = True
+        if self._digests is not None:
+            # Without complete contents, equal digests would prove nothing, but other ones still show a difference.
+            row["digest"] = digest(" ".join(found.digests).encode())
+            row["complete"] = found.is_complete
+            row["sampled"] = self._digests.has_sampled
+        return row
+
+    # ---- parts of a value
+
+    def _visit(self, value: Any, found: _Found, depth: int) -> None:
+        kind = type(value)
+        found.visited += 1
+        if found.visited > _MOST_PARTS or depth > _DEEPEST:
+            found.is_complete = False
+        elif inherits(kind, torch.Tensor):
+            self._tensor(value, found)
+        elif kind is np.ndarray:
+            self._count(value, value.nbytes, found)
+            found.dtypes[str(value.dtype)] = None
+            self._add(found, f"{value.dtype} {value.shape}", lambda digests: digests.of_array(value))
+        elif inherits(kind, torch.nn.Module):
+            self._module(value, found, "")
+        elif inherits(kind, torch.optim.Optimizer):
+            self._optimizer(value, found)
+        else:
+            self._other(value, found, depth)
+
+    def _add(self, found: _Found, head: str, read: Any) -> None:
+        """Add the form of a part, and the digest of its contents if they are read."""
+        found.digests.append(head)
+        if self._digests is not None:
+            if one := read(self._digests):
+                found.digests.append(one)
+            else:
+                found.is_complete = False
+
+    def _tensor(self, x: Any, found: _Found, name: str = "") -> None:
+        kind = type(x)
+        found.tensors += id(x) not in self._counted
+        local = x
+        if type_name(kind) == "DTensor" and "_local_tensor" in (own := instance_attributes(x)):
+            local = own["_local_tensor"]
+            placements = getattr(own.get("_spec"), "placements", ())
+            found.is_sharded |= any(type_name(type(one)) != "Replicate" for one in placements)
+        elif not is_one_of(kind, _PLAIN_TENSORS) and class_attribute(kind, "__torch_dispatch__") is not _DISPATCH:
+            found.is_complete = False  # its methods could run any code
+            found.digests.append(type_name(kind))
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            if torch.nn.parameter.is_lazy(x):
+                found.digests.append("uninitialized")
+                found.is_complete = False
+                return
+            shape = tuple(x.shape)
+            found.dtypes[str(x.dtype).removeprefix("torch.")] = None
+            found.devices[str(local.device)] = None
+            self._count(x, local.numel() * local.element_size(), found)
+            self._store(local)
+            if x.is_leaf and (gradient := x.grad) is not None:
+                self._store(instance_attributes(gradient).get("_local_tensor", gradient), is_gradient=True)
+            self._add(found, f"{name} {x.dtype} {shape}", lambda digests: digests.of_tensor(local))
+
+    def _module(self, module: Any, found: _Found, prefix: str) -> None:
+        """Visit the parameters and buffers of a module without its methods, which may be overridden."""
+        if id(module) in self._around:
+            return
+        self._around.add(id(module))
+        own = instance_attributes(module)
+        for name in ("_parameters", "_buffers"):
+            for key, tensor in items(own.get(name, {})).items():
+                if tensor is not None:
+                    self._tensor(tensor, found, f"{prefix}{key}")
+        found.digests.append(f"training={own.get('training')}")
+        for key, part in items(own.get("_modules", {})).items():
+            if part is not None:
+                self._module(part, found, f"{prefix}{key}.")
+        self._around.discard(id(module))
+
+    def _optimizer(self, optimizer: Any, found: _Found) -> None:
+        """Visit the state and the options of an optimizer. Its parameters belong to models."""
+        own = instance_attributes(optimizer)
+        groups, state = own.get("param_groups") or [], own.get("state")
+        parameters: dict[int, None] = {}
+        for group in groups:
+            for parameter in group["params"]:
+                parameters[id(parameter)] = None
+            for key, option in items(group).items():
+                if key not in ("params", "param_names"):
+                    self._visit(option, found, _DEEPEST - 2)
+        order = {one: number for number, one in enumerate(parameters)}
+        states = {order.get(id(parameter), -1): values for parameter, values in (dict_of(state) or [])}
+        for number in sorted(states):
+            for key, value in items(states[number]).items():
+                found.digests.append(f"{number}.{key}")
+                self._visit(value, found, _DEEPEST - 1)
+        found.visited = len(parameters)  # for `_shape`
+
+    def _other(self, value: Any, found: _Found, depth: int) -> None:
+        kind = type(value)
+        if is_sized := is_one_of(kind, _SIZED):
+            self._count(value, sys.getsizeof(value), found)
+        if id(value) in self._around:
+            found.digests.append("around it")
+            return
+        parts: list[tuple[Any, Any]] | None = None
+        if inherits(kind, list, tuple) and not inherits(kind, torch.Size):
+            parts = [("", one) for one in (list.__iter__(value) if inherits(kind, list) else tuple.__iter__(value))]
+        elif (entries := dict_of(value)) is not None:
+            parts = entries
+        elif is_sized or is_one_of(kind, (torch.dtype, torch.Size, slice)):
+            if kind in (set, frozenset):
+                parts = [("", one) for one in sorted(value, key=repr)] if all(map(_is_plain, value)) else None
+            else:
+                self._add(found, type_name(kind), lambda digests: digests.of_plain(value))
+                return
+        elif own := instance_attributes(value):
+            parts = list(own.items())
+        if parts is None:
+            found.digests.append(type_name(kind))
+            found.is_complete = found.is_complete and is_one_of(kind, (torch.device,))
+            return
+        self._around.add(id(value))
+        found.digests.append(f"{type_name(kind)} {len(parts)}")
+        for key, part in parts:
+            if found.visited > _MOST_PARTS:
+                found.is_complete = False
+                break
+            found.digests.append(repr(key) if _is_plain(key) else type_name(type(key)))
+            self._visit(part, found, depth + 1)
+        self._around.discard(id(value))
+
+    def _count(self, value: Any, nbytes: int, found: _Found) -> None:
+        """Add the bytes of an object, once for each variable."""
+        if id(value) not in self._counted:
+            self._counted.add(id(value))
+            found.nbytes += nbytes
+
+    # ---- memory
+
+    def _store(self, x: torch.Tensor, *, is_gradient: bool = False) -> None:
+        if x.layout is not torch.strided or x.device.type == "meta":
+            return
+        storage = x.untyped_storage()
+        self._storages[storage._cdata] = storage.nbytes(), str(x.device)
+        if is_gradient:
+            self._gradients.add(storage._cdata)
+
+    def _larger_storage(self, value: Any) -> int:
+        """Return the bytes of a tensor's storage if it is larger than the tensor, as for a slice; else 0."""
+        if not is_one_of(type(value), _PLAIN_TENSORS) or value.layout is not torch.strided:
+            return 0
+        whole = value.untyped_storage().nbytes()
+        return whole if whole > value.numel() * value.element_size() else 0
+
+    def _memory(self) -> dict[str, int]:
+        """Return bytes: "variables" and "gradients", each storage once, and "other", torch's memory on the GPU that no
+        listed variable holds."""
+        total = sum(nbytes for key, (nbytes, _) in self._storages.items() if key not in self._gradients)
+        gradients = sum(self._storages[key][0] for key in self._gradients)
+        found = {"variables": total, "gradients": gradients}
+        if torch.cuda.is_initialized():
+            listed = sum(nbytes for nbytes, device in self._storages.values() if device.startswith("cuda"))
+            found["other"] = max(0, torch.cuda.memory_allocated() - listed)
+            found["cached"] = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return found
+
+
+def _is_plain(value: Any) -> bool:
+    return is_one_of(type(value), (bool, int, float, complex, str, bytes, type(None)))
+
+
+def _shape(value: Any, found: _Found) -> str:
+    """Return the shape of a tensor, or the number of parts."""
+    kind = type(value)
+    if inherits(kind, torch.Tensor):
+        if found.digests == [type_name(kind)] or found.digests == ["uninitialized"]:
+            return ""
+        with torch._C.DisableTorchFunctionSubclass():
+            return str(tuple(value.shape))
+    if kind is np.ndarray:
+        return str(value.shape)
+    if inherits(kind, torch.nn.Module):
+        return _count(found.tensors, "tensor")
+    if inherits(kind, torch.optim.Optimizer):
+        return _count(found.visited, "parameter")
+    if is_one_of(kind, (list, tuple, set, frozenset)):
+        return _count(len(value), "item")
+    if (entries := dict_of(value)) is not None:
+        return _count(len(entries), "item")
+    return _count(len(value), "character") if kind is str else ""
+
+
+def _count(number: int, unit: str) -> str:
+    return f"{number:,} {unit}{'s' * (number != 1)}"
