@@ -64,7 +64,7 @@ def test_the_table_is_sorted_and_aligned():
         "lr    Tensor  (3,)   float32  cpu                 28 B  same",
         "functions, classes and modules: f0, f1, f2, f3, f4, f5, f6, f7 and 2 more",
         "ranks 0,1: tensors of these variables 9.0 MB (each storage once), their gradients 4.0 MB, "
-        "torch's other memory on the GPU 2.0 kB, and 1.0 kB cached",
+        "other memory of torch on the GPU 2.0 kB, and 1.0 kB cached",
     ]
 
 

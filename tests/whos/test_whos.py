@@ -32,7 +32,7 @@ def test_variables_of_two_ranks(filled):
         "own": "ranks 0 / 1: values",
         "longer": "ranks 0 / 1: shape",
         "only_here": "missing on rank 0",
-    }, "without rank, device and what else this package sets"
+    }, "variables of this package are left out"
     assert "step" in found.code
     assert [row.name for row in filled.whos("o*", exact=True)] == ["only_here", "own"]
     with pytest.raises(UsageError, match="pattern must be text"):

@@ -13,7 +13,7 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 
 _SAMPLES = 512  # elements of a sampled tensor
 _COMPLETE = 4096  # smaller tensors are read completely
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integer dtype by bytes per element
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None), range, slice, torch.dtype, torch.Size)
 
 
@@ -37,7 +37,7 @@ class Digests:
         self.has_sampled = False  # set when a tensor was sampled; the caller resets it
 
     def of_tensor(self, tensor: torch.Tensor) -> str:
-        """Return the digest of a plain tensor with memory of its own. "" if it cannot be read."""
+        """Return the digest of a plain tensor; "" if it cannot be read."""
         x = tensor.detach()
         if x.layout is not torch.strided or x.is_quantized or x.device.type == "meta":
             return ""

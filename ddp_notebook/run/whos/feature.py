@@ -18,9 +18,9 @@ def whos_line() -> LineParser:
 
 
 def ddp_whos(commands: Commands, line: str) -> None:
-    """List the variables of the ranks: type, shape, bytes, and how they differ between ranks.
+    """List the variables of the ranks, and how they differ.
 
-    While a cell runs, contents are not compared."""
+    The table has type, shape and bytes. While a cell runs, contents are not compared."""
     given = whos_line().parse_line(line)
     print(commands().of_session().whos(given.pattern, exact=given.exact))
 

@@ -180,10 +180,8 @@ def _compared(by_rank: Mapping[int, Mapping[str, Any] | None], here: Mapping[int
         return f"missing on {list_ranks(missing)}"
     if len(here) < 2:
         return NOT_READ
-    differing = [field for field in _FORM if len({_comparable(field, row) for row in here.values()}) > 1]
-    if differing:
-        forms = {rank: tuple(_comparable(field, row) for field in differing) for rank, row in here.items()}
-        return f"{_groups(forms)}: {', '.join(differing)}"
+    if form := _differing_form(here):
+        return form
     rows = list(here.values())
     if any("unread" in row for row in rows):
         return NOT_COMPARED
@@ -197,6 +195,15 @@ def _compared(by_rank: Mapping[int, Mapping[str, Any] | None], here: Mapping[int
     if not all(row["complete"] for row in rows):
         return NOT_COMPARED
     return SAMPLED if any(row["sampled"] for row in rows) else SAME
+
+
+def _differing_form(here: Mapping[int, Mapping[str, Any]]) -> str:
+    """Return how types, shapes, dtypes and devices differ between ranks; "" if they do not."""
+    differing = [field for field in _FORM if len({_comparable(field, row) for row in here.values()}) > 1]
+    if not differing:
+        return ""
+    forms = {rank: tuple(_comparable(field, row) for field in differing) for rank, row in here.items()}
+    return f"{_groups(forms)}: {', '.join(differing)}"
 
 
 def _groups(values: Mapping[int, Any]) -> str:
@@ -219,5 +226,5 @@ def _total(memory: Mapping[str, int]) -> str:
     if memory["gradients"]:
         words.append(f"their gradients {size(memory['gradients'])}")
     if "other" in memory:
-        words.append(f"torch's other memory on the GPU {size(memory['other'])}, and {size(memory['cached'])} cached")
+        words.append(f"other memory of torch on the GPU {size(memory['other'])}, and {size(memory['cached'])} cached")
     return ", ".join(words)
