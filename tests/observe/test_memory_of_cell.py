@@ -82,8 +82,13 @@ def test_only_new_rows_are_read(monkeypatch):
         _feed(store, 0, second, 1000 * MB)
     watched, read = MemoryOfCell(store, CELL), []
     for ring in (store.rings["span"], store.rings["resource"]):
-        since = ring.since
-        monkeypatch.setattr(ring, "since", lambda at, since=since: read.append(len((found := since(at))[0])) or found)
+
+        def since(at, original=ring.since):
+            found = original(at)
+            read.append(len(found[0]))
+            return found
+
+        monkeypatch.setattr(ring, "since", since)
     for second in range(100, 103):
         _feed(store, 0, second, 1000 * MB)
         watched.growing_alone()

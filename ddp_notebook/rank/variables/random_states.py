@@ -61,11 +61,11 @@ def checksums(states: RandomStates) -> dict[str, int]:
         ['torch']
     """
     of_torch, on_devices, of_python, of_numpy = states
-    found = {"torch": zlib.crc32(memoryview(of_torch.numpy()))}
+    found = {"torch": zlib.crc32(of_torch.numpy().tobytes())}
     if on_devices:
         found["CUDA"] = 0
         for state in on_devices.values():
-            found["CUDA"] = zlib.crc32(memoryview(state.numpy()), found["CUDA"])
+            found["CUDA"] = zlib.crc32(state.numpy().tobytes(), found["CUDA"])
     _, words, gauss = of_python
     found["Python"] = zlib.crc32(repr(gauss).encode(), zlib.crc32(array("I", words)))
     if of_numpy is not None:
