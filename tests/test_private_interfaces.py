@@ -40,6 +40,7 @@ from jupyter_client.session import Session
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.rpc import api
+from torch.utils.data._utils import fetch as fetchers
 from traitlets.config import Config
 
 from ddp_notebook.launch.elastic import elastic_agent
@@ -831,6 +832,28 @@ def test_what_a_repeated_forward_needs():
     assert parameter._post_accumulate_grad_hooks
     for name in ("_params", "_saved_grad_shard", "_cpu_grad"):
         assert re.search(rf"\b{name}\b", inspect.getsource(_flat_param)), name
+
+
+def test_torch_keeps_a_history_of_its_allocator():
+    """The functions exist without a GPU, and the documented structure has the fields that are read."""
+    memory = torch.cuda.memory
+    assert {"enabled", "context", "stacks", "max_entries"} <= set(
+        inspect.signature(memory._record_memory_history).parameters
+    )
+    structure = memory._snapshot.__doc__ or ""
+    for name in ("segments", "device_traces", "blocks", "requested_size", "active_allocated", "frames", "oom"):
+        assert name in structure
+    if torch.backends.cuda.is_built():
+        assert torch._C._cuda_isHistoryEnabled() is False
+
+
+def test_loaders_fetch_batches_with_these_classes():
+    data = torch.utils.data.TensorDataset(torch.ones(4, 1))
+    iterator: Any = iter(torch.utils.data.DataLoader(data, batch_size=2))
+    fetcher = iterator._dataset_fetcher
+    assert type(fetcher) is fetchers._MapDatasetFetcher and [len(one) for one in fetcher.fetch([0, 1])] == [2]
+    assert hasattr(fetchers._IterableDatasetFetcher, "fetch") and isinstance(iterator._base_seed, int)
+    assert isinstance(torch.nn.Dropout(), torch.nn.modules.dropout._DropoutNd)
 
 
 def test_wrappers_of_a_verified_step():

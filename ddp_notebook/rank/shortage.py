@@ -30,7 +30,7 @@ def of_error(error: BaseException) -> str:
     try:
         for one in chain(error):
             kinds = shortages.kinds(one)
-            has_failed |= kinds == {MEMORY}
+            has_failed |= kinds == {MEMORY} and shortages.worker_of(one) < 0
             wanted |= kinds
             paths += shortages.places(one)
         return "; ".join(_look(wanted, paths, has_failed=has_failed)) if wanted else ""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ddp_notebook.records.units import size
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import contextlib, errno, os, resource
+from ddp_notebook.stdlib import contextlib, errno, os, re, resource
 
 SHM = "/dev/shm"
 DESCRIPTORS, MEMORY, PROCESSES, DISK, SHARED = "descriptors", "memory", "processes", "disk", "shared memory"
@@ -36,6 +36,7 @@ _TEXTS = {
     DISK: ("No space left on device", "Disk quota exceeded"),
     SHARED: ("out of shared memory",),  # text of torch errors, also from a DataLoader
 }
+_IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.")
 _ERRNOS = {
     errno.EMFILE: DESCRIPTORS,
     errno.ENFILE: DESCRIPTORS,
@@ -58,12 +59,29 @@ def kinds(error: BaseException) -> set[str]:
         return {_ERRNOS[error.errno]}
     if isinstance(error, OSError) and error.errno == errno.EAGAIN:
         return {PROCESSES, MEMORY}  # the stack of a thread needs memory
+    if worker_of(error) >= 0 and str(error).partition(" in DataLoader")[0].endswith("MemoryError"):
+        return {MEMORY}  # torch cannot make each error again, such as that of NumPy
     if not isinstance(error, RuntimeError | OSError) or not error.args or not isinstance(error.args[0], str):
         return set()
     found = {kind for kind, texts in _TEXTS.items() if any(text in error.args[0] for text in texts)}
     if "</torch_" in error.args[0] and found & {DISK, MEMORY}:  # torch's files in /dev/shm have such names
         found.add(SHARED)
     return found | {MEMORY} if PROCESSES in found else found
+
+
+def worker_of(error: BaseException) -> int:
+    """Return the number of the DataLoader worker in which an error was raised; -1 if it was not raised in a worker.
+
+    The rank raises the error again, with the text of torch.
+
+    Example:
+        >>> worker_of(RuntimeError("Caught MemoryError in DataLoader worker process 3."))
+        3
+        >>> worker_of(MemoryError())
+        -1
+    """
+    found = _IN_WORKER.search(str(error))
+    return -1 if found is None else int(found[1])
 
 
 def sentences(

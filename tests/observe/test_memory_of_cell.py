@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,15 +81,19 @@ def test_only_new_rows_are_read(monkeypatch):
     store = Store()
     for second in range(100):
         _feed(store, 0, second, 1000 * MB)
-    watched, read = MemoryOfCell(store, CELL), []
-    for ring in (store.rings["span"], store.rings["resource"]):
+    watched = MemoryOfCell(store, CELL)
+    read: list[int] = []
 
-        def since(at, original=ring.since):
-            found = original(at)
+    def counted(since: Callable[[int], Any]) -> Callable[[int], Any]:
+        def read_rows(at: int) -> Any:
+            found = since(at)
             read.append(len(found[0]))
             return found
 
-        monkeypatch.setattr(ring, "since", since)
+        return read_rows
+
+    for ring in (store.rings["span"], store.rings["resource"]):
+        monkeypatch.setattr(ring, "since", counted(ring.since))
     for second in range(100, 103):
         _feed(store, 0, second, 1000 * MB)
         watched.growing_alone()

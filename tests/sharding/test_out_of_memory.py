@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import ddp_notebook
-from ddp_notebook.errors import RankError
+from ddp_notebook.errors import RankDiedError, RankError
 from ddp_notebook.observe.report.memory_growth import growing_alone, growth_of
 from ddp_notebook.rank.sharding import out_of_memory
 from ddp_notebook.records.schema import RESOURCE, Rows
-from ddp_notebook.run.sharding.out_of_memory import QUESTION, OutOfMemory, explained, why, why_of_file
+from ddp_notebook.run.sharding.out_of_memory import OutOfMemory, asked, explained, why_of_file
 from ddp_notebook.widgets import simulate as simulate_ranks
 from tests.observe.synthetic import Synthetic, simulate
 
@@ -32,7 +32,7 @@ def _failed(function: Any) -> BaseException:
 
 def _facts(error: BaseException, namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(out_of_memory, "_last", None)
-    out_of_memory.note(error, namespace, lambda: "cell line 3")
+    out_of_memory.note(error, namespace, lambda traceback: "cell line 3")
     return out_of_memory.told()["last"]
 
 
@@ -150,7 +150,7 @@ def test_the_answer_names_rank_line_parts_and_growth():
     assert re.sub(" {2,}", "|", lines[3]) == cells
     assert lines[5:] == [
         "Activations of rank 1: model.0 3.0 GB, no module 1.0 GB.",
-        "Other tensors in variables of rank 1: kept 1.0 GB.",
+        "Other tensors and arrays in variables of rank 1: kept 1.0 GB.",
         "The resident memory of rank 1 grew from 1.0 GB to 9.0 GB in 1.00 s.",
         "Near the limit: rank 1 90 %; not: rank 0.",
         "Other processes of the host use 0 B.",
@@ -182,7 +182,7 @@ def test_the_answer_has_the_parts_of_a_gpu():
 
 
 def _why(session: Any) -> OutOfMemory:
-    return why(session._ask(QUESTION, "out_of_memory"), session.recording)
+    return asked(session)
 
 
 _LEAKS = """
@@ -217,6 +217,68 @@ def test_a_rank_that_ran_out_of_memory_is_explained(make_session, tmp_path):
     assert sentence.startswith("Rank 1 ran out of memory in cell line 9")
     nothing = why_of_file(str(simulate_ranks(world_size=2, steps=4).save(tmp_path / "none.npz")))
     assert str(nothing).startswith("No rank has had an out-of-memory error in this recording.")
+
+
+_FAILS = """
+import numpy, resource
+from torch.utils.data import DataLoader
+kept, before = [], resource.getrlimit(resource.RLIMIT_AS)
+
+class Large:
+    def __len__(self):
+        return 1
+    def __getitem__(self, index):
+        return numpy.ones(2_500_000_000, numpy.uint8)
+
+def limit(nbytes):
+    used = int(next(one for one in open("/proc/self/status") if one.startswith("VmSize")).split()[1]) << 10
+    resource.setrlimit(resource.RLIMIT_AS, (used + nbytes, before[1]))
+"""
+
+
+def test_each_way_to_run_out_of_memory_has_a_true_sentence(make_session):
+    """A worker, a wrapped error of NumPy, a backward that frees memory while it fails, and a dead rank."""
+    session = make_session(2)
+    session.run(_FAILS)
+
+    def why_of(code: str) -> str:
+        with pytest.raises(RankError):
+            session.run(code)
+        session.run("resource.setrlimit(resource.RLIMIT_AS, before); kept.clear()")
+        return str(asked(session))
+
+    text = why_of("if rank == 1:\n    limit(1 << 30)\n    next(iter(DataLoader(Large(), num_workers=1)))")
+    assert text.startswith("Worker 0 of a data loader of rank 1 ran out of memory: it requested 2.5 GB. The rank got")
+    assert "Workers inherit the limit of their rank: " in text and "Near the limit" not in text
+
+    array = "numpy.ones((250_000, 100_000), numpy.uint8)"
+    text = why_of(f"""
+kept = [numpy.ones(30_000_000, numpy.uint8)]
+if rank == 0:
+    limit(200 << 20)
+    try:
+        {array}
+    except MemoryError as error:
+        raise RuntimeError("no data") from error
+""")
+    first, *others = text.splitlines()
+    assert first.startswith("Rank 0 ran out of memory in cell line 6, in ones: it requested 25 GB when "), first
+    assert "Other tensors and arrays in variables of rank 0: kept 30 MB." in others
+    assert any(one.startswith("Rank 1 ran out of memory before that, in cell ") for one in others)
+
+    text = why_of("""
+x = torch.ones(10_000_000, requires_grad=True)
+y = x.sin().sin().sum()
+if rank == 1:
+    limit(20 << 20)
+    y.backward()
+""")
+    assert re.match(r"Rank 1 ran out of memory in cell line 6, in backward: it requested 40 MB(\.| when)", text), text
+
+    with pytest.raises(RankDiedError):
+        session.run("import os, signal, time\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(1)")
+    first = str(asked(session)).splitlines()[0]
+    assert first.startswith("Rank 1 died: killed by SIGKILL") and " of resident memory, and " in first
 
 
 def test_an_error_of_a_gpu_is_compared_with_the_gpu():

@@ -33,7 +33,7 @@ _STAND_INS = {
 }
 _WALKS = 5
 _WRAPPERS = {
-    *("wrapper", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner", "decorate_context"),
+    *("wrapper", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner", "decorate_context", "_use_grad"),
     *("run_line_magic", "run_cell_magic", "system_piped"),  # in IPython
 }
 _TORCH = os.path.dirname(torch.__file__) + os.sep

@@ -9,6 +9,7 @@ from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.hooks import Core, Feature
 from ddp_notebook.rank.sharding import equations, mistakes, out_of_memory
+from ddp_notebook.rank.sharding.allocator_history import AllocatorHistory
 from ddp_notebook.rank.sharding.mistakes import Mistakes
 from ddp_notebook.stdlib import contextlib
 
@@ -20,15 +21,22 @@ class ShardingFeature(Feature):
         super().__init__(core)
         self._mistakes = watch(core.network.recorder)
         self._has_failed = False  # a cell, since the last facts
+        self._allocator = AllocatorHistory()
 
     def cell_begins(self, cell: RunCell) -> None:
         self._mistakes.cell = cell.cell
+        self._allocator.begin()
 
     def cell_failed(self, error: BaseException) -> None:
         self._has_failed = True
         if self.core.shell is not None:
             where = self.core.network.where
-            out_of_memory.note(error, self.core.shell.user_ns, lambda: where.of_traceback(error.__traceback__))
+            out_of_memory.note(
+                error,
+                self.core.shell.user_ns,
+                where.of_traceback,
+                lambda: self._allocator.read(where.of_calls),
+            )
 
     def cell_facts(self) -> Sequence[Sequence[Any]]:
         if not self._has_failed:

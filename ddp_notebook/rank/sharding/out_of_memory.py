@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -21,8 +22,10 @@ from ddp_notebook.rank.sharding.memory import held
 from ddp_notebook.records import shortages
 from ddp_notebook.stdlib import contextlib, re, time
 
-_REQUESTED = re.compile(r"tried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)?", re.IGNORECASE)
-_UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_REQUESTED = re.compile(
+    r"(?:tried to allocate|unable to allocate) ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)?", re.IGNORECASE
+)  # the second one is from NumPy
+_UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _MOST_NODES = 20_000
 _MOST_STEPS = 32  # nodes between a node and the parameters of its module
 _MOST_MODULES = 64
@@ -31,20 +34,28 @@ _last: dict[str, Any] | None = None
 _is_new = False  # the notebook does not have the last facts yet
 
 
-def note(error: BaseException, namespace: Mapping[str, Any], site: Callable[[], str]) -> None:
+def note(
+    error: BaseException,
+    namespace: Mapping[str, Any],
+    site: Callable[[TracebackType | None], str],
+    history: Callable[[], Mapping[str, Any]] = dict,
+) -> None:
     """Note the facts if an error of a cell is about memory.
 
     Args:
         error: the error, with its traceback.
         namespace: variables of the cell.
-        site: returns the line of the user's code that has raised the error.
+        site: returns the line of the user's code in a traceback.
+        history: returns the summary of the allocator's history, see `allocator_history`.
     """
     global _last, _is_new
     if not any(is_about_memory(one) for one in chain(error)):
         return
     with reserve.lent(), contextlib.suppress(Exception):  # a user object may raise, and memory may be used up again
         _last = None  # an earlier error must not explain this one
-        _last = _facts(error, namespace, site())
+        _last = _facts(error, namespace, site)
+        if _last["is_of_gpu"]:
+            _last["history"] = history()
         _is_new = True
 
 
@@ -81,12 +92,16 @@ def requested_bytes(text: str) -> int:
         4000
         >>> requested_bytes("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")
         2684354560
+        >>> requested_bytes("Unable to allocate 2.00 MiB for an array with shape (512, 512) and data type float64")
+        2097152
     """
     found = _REQUESTED.search(text)
     return -1 if found is None else round(float(found[1].rstrip(".")) * _UNITS[(found[2] or "bytes").lower()])
 
 
-def _facts(error: BaseException, namespace: Mapping[str, Any], site: str) -> dict[str, Any]:
+def _facts(
+    error: BaseException, namespace: Mapping[str, Any], site: Callable[[TracebackType | None], str]
+) -> dict[str, Any]:
     failed = next(one for one in chain(error) if is_about_memory(one))
     frames = list(_frames(failed.__traceback__))
     names = _names(namespace)
@@ -95,9 +110,10 @@ def _facts(error: BaseException, namespace: Mapping[str, Any], site: str) -> dic
     modules = [names[id(one)] for frame in frames if id(one := frame.get("self")) in names]
     return {
         "text": str(failed).splitlines()[0][:300] if str(failed) else type(failed).__name__,
-        "site": site,
+        "site": site(failed.__traceback__),
         "module": modules[-1] if modules else "",
         "requested": requested_bytes(str(failed)),
+        "worker": shortages.worker_of(failed),
         "is_of_gpu": isinstance(failed, torch.OutOfMemoryError),
         "activations": dict(by_module.most_common(_MOST_MODULES)),
         "variables": _variables(namespace, of_models),
@@ -170,27 +186,44 @@ def _storages_of_models(namespace: Mapping[str, Any]) -> set[int]:
 
 
 def _variables(namespace: Mapping[str, Any], known: set[int]) -> dict[str, int]:
-    """Return the bytes of tensors in variables and in lists of variables, by name, the largest first."""
+    """Return the bytes of tensors and arrays in variables and in lists of variables, by name, the largest first."""
     found: Counter[str] = Counter()
     seen = set(known)
     for name, value in namespace.items():
         if name.startswith("_"):
             continue
-        for tensor in _tensors(value):
-            storage = _storage(tensor)
-            if tensor.device.type != "meta" and storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                found[name] += storage.nbytes()
+        for one in _contents(value):
+            address, nbytes = _memory_of(one)
+            if address not in seen:
+                seen.add(address)
+                found[name] += nbytes
     return dict(found.most_common(8))
 
 
-def _tensors(value: Any, depth: int = 2) -> Iterator[torch.Tensor]:
+def _memory_of(value: torch.Tensor | np.ndarray[Any, Any]) -> tuple[int, int]:
+    """Return the address and the bytes of the memory that a tensor or an array uses, perhaps with others."""
+    if isinstance(value, torch.Tensor):
+        storage = _storage(value)
+        return storage.data_ptr(), 0 if value.device.type == "meta" else storage.nbytes()
+    while isinstance(value.base, np.ndarray):
+        value = value.base
+    return value.ctypes.data, value.nbytes
+
+
+def _contents(value: Any, depth: int = 2) -> Iterator[Any]:
+    """Yield the tensors and arrays in a value."""
     if issubclass(type(value), torch.Tensor):
         if value.layout is torch.strided:  # a sparse tensor has no storage
             yield value
+    elif issubclass(type(value), np.ndarray):
+        yield value
     elif depth and type(value) in (list, tuple, dict):
         for one in value.values() if type(value) is dict else value:
-            yield from _tensors(one, depth - 1)
+            yield from _contents(one, depth - 1)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (one for one in _contents(value) if isinstance(one, torch.Tensor))
 
 
 def _activations(places: list[Mapping[str, Any]], names: Mapping[int, str], known: set[int]) -> Counter[str]:

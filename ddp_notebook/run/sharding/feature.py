@@ -33,9 +33,9 @@ def ddp_memory(commands: Commands, line: str) -> None:
         return
     session = commands().of_session()
     if first == "--why":
-        from ddp_notebook.run.sharding.out_of_memory import QUESTION, why
+        from ddp_notebook.run.sharding.out_of_memory import asked
 
-        print(why(session._ask(QUESTION, "out_of_memory"), session.recording))
+        print(asked(session))
     else:
         print(session.memory(line.strip()))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.errors import SessionBrokenError
 from ddp_notebook.observe.report.memory_growth import Growth, growth_of
+from ddp_notebook.observe.tables.matching import label_of
 from ddp_notebook.records.names import readable
 from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import percent, size
@@ -15,6 +17,7 @@ from ddp_notebook.records.words import list_ranks
 if TYPE_CHECKING:
     from ddp_notebook.observe.tables.matching import RowSource
     from ddp_notebook.observe.tables.recorded import RecordedTables
+    from ddp_notebook.session import Session
 
 _HELD = ("parameters", "buffers", "gradients", "optimizer_state")
 _NEAR = 0.8  # share of the limit
@@ -36,19 +39,27 @@ class OutOfMemory:
     steps: Mapping[int, int]  # optimizer steps that the rank had taken when its memory began to grow
     others: int | None  # bytes of all other processes of the host; None: unknown, or several hosts
     is_live: bool = True  # False: from a saved recording
+    earlier: Mapping[int, str] = field(default_factory=dict)  # ranks whose last error was in an earlier cell: its name
+    ended: Mapping[int, str] = field(default_factory=dict)  # sentences about ranks that have died
+    not_asked: str = ""  # why the ranks could not be asked for their present memory
 
     def __str__(self) -> str:
+        more = [*self._near(), *self._host()]
+        if self.not_asked:
+            more.append(f"Without the present memory of the ranks: {self.not_asked}.")
         if not self.last:
             none = "since its start" if self.is_live else "in this recording"
-            return "\n".join([f"No rank has had an out-of-memory error {none}.", *self._near(), *self._host()])
-        lines = [_sentence(rank, one) for rank, one in sorted(self.last.items())]
+            had = "reported" if self.ended else "had"
+            return "\n".join([*self.ended.values(), f"No rank has {had} an out-of-memory error {none}.", *more])
+        lines = [*self.ended.values(), *(_sentence(rank, one) for rank, one in sorted(self.last.items()))]
         lines += ["", *_table(self.last), ""]
         for rank, one in sorted(self.last.items()):
             lines += _parts(rank, one)
             if (grown := self.growth.get(rank)) is not None:
                 since = f", from step {self.steps[rank]} on" if rank in self.steps else ""
                 lines.append(f"The resident memory of rank {rank} grew {grown}{since}.")
-        return "\n".join([*lines, *self._near(), *self._host()])
+        lines += [f"Rank {rank} ran out of memory before that, in {cell}." for rank, cell in self.earlier.items()]
+        return "\n".join([*lines, *more])
 
     def _near(self) -> list[str]:
         shares = {rank: share for rank, one in {**self.now, **self.last}.items() if (share := _share(one)) is not None}
@@ -66,7 +77,12 @@ class OutOfMemory:
 
 
 def _share(one: Mapping[str, Any]) -> float | None:
-    """Return the used share of the memory of a rank: of its GPU, if that had the error or the rank has no limit."""
+    """Return the used share of the memory of a rank: of its GPU, if that had the error or the rank has no limit.
+
+    Returns None if there is no limit, or if not the rank but one of its workers had the error.
+    """
+    if one.get("worker", -1) >= 0:
+        return None
     gpu = one.get("gpu")
     if gpu and (one.get("is_of_gpu") or not one["limit"]):
         return float(1 - gpu["free"] / gpu["total"])
@@ -105,6 +121,46 @@ def why_of_file(path: str) -> OutOfMemory:
     return explained(recording, recording._out_of_memory, {}, recording.rows("resource"), is_live=False)
 
 
+def asked(session: Session) -> OutOfMemory:
+    """Ask the ranks of a session, and explain the last out-of-memory errors.
+
+    If a rank has died or still runs a cell, the facts are those that the notebook got with the end of each cell.
+    """
+    recording, cluster = session.recording, session._parts.liveness.cluster
+    dead = {rank: cluster.process(rank).tell_end() for rank in cluster.gone}
+    reason = ""
+    if not dead:
+        try:
+            return why(session._ask(QUESTION, "out_of_memory"), recording)
+        except SessionBrokenError as error:
+            reason = str(error).partition(":")[0]
+    rows = recording.rows("resource")
+    found = explained(recording, recording._out_of_memory, {}, rows)
+    return replace(found, ended={rank: _ended(rank, end, rows) for rank, end in dead.items()}, not_asked=reason)
+
+
+def _ended(rank: int, end: str, rows: Rows) -> str:
+    """Return sentences about a rank that has died, with its last sample of memory.
+
+    Example:
+        >>> import numpy as np
+        >>> from ddp_notebook.records.schema import RESOURCE
+        >>> print(_ended(1, "killed by SIGTERM", np.zeros(0, RESOURCE)))
+        Rank 1 died: killed by SIGTERM.
+    """
+    text = f"Rank {rank} died: {end}."
+    own = rows[rows["rank"] == rank]
+    if len(own):
+        last = own[own["time_ns"].argmax()]
+        text += (
+            f" Its last sample had {size(int(last['rss_bytes']))} of resident memory, and "
+            f"{size(int(last['host_used_bytes']))} of {size(int(last['host_total_bytes']))} of its host were in use."
+        )
+    if end.endswith("SIGKILL"):  # otherwise the reason is known
+        text += " It is not known who sent SIGKILL. If it was Linux, because memory was used up, dmesg shows it."
+    return text
+
+
 def why(told: Mapping[int, Mapping[str, Any]], recording: RecordedTables) -> OutOfMemory:
     """Explain the last out-of-memory errors.
 
@@ -134,6 +190,13 @@ def explained(
         resources: rows of `records.RESOURCE`.
         is_live: the ranks were asked, so ranks without facts had no error.
     """
+    newest = max((facts.get("cell", _NO_CELL) for facts in last.values()), default=_NO_CELL)
+    earlier = {
+        rank: label_of(recording, facts["cell"]) if "cell" in facts and facts["cell"] != _NO_CELL else "an earlier cell"
+        for rank, facts in sorted(last.items())
+        if facts.get("cell", _NO_CELL) != newest
+    }
+    last = {rank: facts for rank, facts in last.items() if rank not in earlier}
     spans = recording.rows("span")
     growth, steps = {}, {}
     for rank, facts in last.items():
@@ -145,7 +208,7 @@ def explained(
         if len(taken) and taken["start_ns"].min() <= one.end_ns:
             steps[rank] = int((taken["end_ns"] <= one.begin_ns).sum())
     others = _others(recording, resources)
-    return OutOfMemory(last=last, now=now, growth=growth, steps=steps, others=others, is_live=is_live)
+    return OutOfMemory(last=last, now=now, growth=growth, steps=steps, others=others, is_live=is_live, earlier=earlier)
 
 
 def _growth_in(spans: Rows, resources: Rows, rank: int) -> Growth | None:
@@ -172,9 +235,15 @@ def _sentence(rank: int, one: Mapping[str, Any]) -> str:
     where = f" in {one['site']}" if one["site"] else ""
     where += f", in {readable(one['module'])}" if one["module"] else ""
     requested = f"it requested {size(one['requested'])}" if one["requested"] >= 0 else "an allocation failed"
+    if (worker := one.get("worker", -1)) >= 0:
+        text = f"Worker {worker} of a data loader of rank {rank} ran out of memory: {requested}. The rank got the error"
+        inherits = f". Workers inherit the limit of their rank: {size(one['limit'][2])} ({one['limit'][3]})"
+        return f"{text}{where}{inherits if one['limit'] else ''}."
     text = f"Rank {rank} ran out of memory{where}: {requested}"
     if one["limit"] and not one.get("is_of_gpu"):  # the limits of the host say nothing about a GPU
         left, used, limit, what = one["limit"]
+        if left >= one["requested"] >= 0:  # memory was freed while the error was raised
+            return f"{text}. After the error, {size(used)} of {size(limit)} were in use ({what})."
         text += f" when {size(used)} of {size(limit)} were in use ({what})"
         share = percent(left / one["requested"]) if 0 < left < one["requested"] else ""
         if share and share != "100 %":  # a difference that the numbers do not show would contradict the error
@@ -201,7 +270,7 @@ def _table(last: Mapping[int, Mapping[str, Any]]) -> list[str]:
 
 def _parts(rank: int, one: Mapping[str, Any]) -> list[str]:
     lines = []
-    for name, words in (("activations", "Activations"), ("variables", "Other tensors in variables")):
+    for name, words in (("activations", "Activations"), ("variables", "Other tensors and arrays in variables")):
         parts = sorted(one[name].items(), key=lambda both: -both[1])
         if parts:
             listed = ", ".join(
@@ -209,4 +278,14 @@ def _parts(rank: int, one: Mapping[str, Any]) -> list[str]:
             )
             more = f", and {len(parts) - _MOST} more" if len(parts) > _MOST else ""
             lines.append(f"{words} of rank {rank}: {listed}{more}.")
-    return lines
+    return [*lines, *_by_line(rank, one.get("history") or {})]
+
+
+def _by_line(rank: int, history: Mapping[str, Any]) -> list[str]:
+    """Return a line about the lines that have allocated memory of a GPU; [] without a history of the allocator."""
+    if not history or not history["lines"]:
+        return []
+    parts = [f"{line or 'no line of yours'} {size(nbytes)}" for line, nbytes in history["lines"].items()]
+    most, line = history["largest"]
+    text = f"GPU memory of rank {rank} by the line that allocated it: {', '.join(parts)}"
+    return [f"{text}. The largest tensor has {size(most)}, from {line or 'no line of yours'}."]
