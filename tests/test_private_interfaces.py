@@ -15,6 +15,7 @@ import sys
 import tempfile
 from datetime import timedelta
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import cloudpickle
 import IPython
