@@ -62,7 +62,7 @@ _SNAPSHOT = {
 }
 
 
-def test_the_summary_has_lines_the_failed_request_and_the_last_events():
+def test_the_summary_of_a_snapshot():
     found = summary(_SNAPSHOT, 0, _place)
     assert found["lines"] == {"cell line 6": 3 * GB, "/home/model.py line 12": 3 * GB, "": 5}
     assert found["largest"] == [3 * GB, "cell line 6"]

@@ -236,7 +236,7 @@ def limit(nbytes):
 """
 
 
-def test_each_way_to_run_out_of_memory_has_a_true_sentence(make_session):
+def test_each_way_to_run_out_of_memory(make_session):
     """A worker, a wrapped error of NumPy, a backward that frees memory while it fails, and a dead rank."""
     session = make_session(2)
     session.run(_FAILS)

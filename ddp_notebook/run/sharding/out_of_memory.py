@@ -17,7 +17,6 @@ from ddp_notebook.records.words import list_ranks
 if TYPE_CHECKING:
     from ddp_notebook.observe.tables.matching import RowSource
     from ddp_notebook.observe.tables.recorded import RecordedTables
-    from ddp_notebook.session import Session
 
 _HELD = ("parameters", "buffers", "gradients", "optimizer_state")
 _NEAR = 0.8  # share of the limit
@@ -41,7 +40,7 @@ class OutOfMemory:
     is_live: bool = True  # False: from a saved recording
     earlier: Mapping[int, str] = field(default_factory=dict)  # ranks whose last error was in an earlier cell: its name
     ended: Mapping[int, str] = field(default_factory=dict)  # sentences about ranks that have died
-    not_asked: str = ""  # why the ranks could not be asked for their present memory
+    not_asked: str = ""  # reason if `now` is not known
 
     def __str__(self) -> str:
         more = [*self._near(), *self._host()]
@@ -121,7 +120,7 @@ def why_of_file(path: str) -> OutOfMemory:
     return explained(recording, recording._out_of_memory, {}, recording.rows("resource"), is_live=False)
 
 
-def asked(session: Session) -> OutOfMemory:
+def asked(session: Any) -> OutOfMemory:
     """Ask the ranks of a session, and explain the last out-of-memory errors.
 
     If a rank has died or still runs a cell, the facts are those that the notebook got with the end of each cell.
