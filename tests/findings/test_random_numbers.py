@@ -49,9 +49,12 @@ def told(session):
     return told
 
 
-_LOADED = "Ranks 0,1 drew the same random numbers for their first batches, which differ: {} had the same state"
+_LOADED = (
+    "Ranks 0,1 drew the same random numbers while they loaded their first batches, which differ: {} had the same state"
+)
 _DROPPED = (
-    "Ranks 0,1 had the same dropout masks in the first forward of Sequential: torch's generator had the same state"
+    "Ranks 0,1 drew the same random numbers in the first forward of Sequential, which has dropout, for different "
+    "inputs: torch's generator had the same state"
 )
 
 
@@ -96,7 +99,7 @@ def test_ranks_that_draw_the_same_numbers(told, call, start, end):
         "train(lambda: torch.rand(()), own=rank)",
         "train(random.random, own=rank, num_workers=1)",
         "train(lambda: torch.rand(()), num_workers=1, worker_init_fn=lambda number: torch.manual_seed(rank))",
-        "train(random.Random(rank).random, dropout=0.0)",  # a generator of its own
+        "train(random.Random(rank).random, dropout=0.0)",  # another generator
     ],
 )
 def test_ranks_with_other_numbers_have_no_sentence(told, call):

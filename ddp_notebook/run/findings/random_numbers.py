@@ -34,7 +34,7 @@ def same_draws(facts: OfRanks) -> tuple[str, ...]:
         ...     states = {"torch": [state, True], "Python": [3, False]}
         ...     return 0, {"model": "model", "ranks": [0, 1], "inputs": batch, "drops": True, "forward": states}
         >>> print(*same_draws({0: of(5, 7), 1: of(6, 7)}))  # doctest: +ELLIPSIS
-        Ranks 0,1 had the same dropout masks in the first forward of model: torch's generator had the same state. ...
+        Ranks 0,1 drew the same random numbers in the first forward of model, which has dropout, for different ...
         >>> same_draws({0: of(5, 7), 1: of(6, 8)}), same_draws({0: of(5, 7), 1: of(5, 7)})
         ((), ())
     """
@@ -50,19 +50,19 @@ def _in_fetch(facts: OfRanks) -> Iterator[str]:
         else:
             call = f"call {_SEEDS[seeds or generator]} before the loop"
         yield (
-            f"{_ranks(ranks)} drew the same random numbers for their first batches, which differ: "
-            f"{_GENERATORS[generator]} had the same state{where}. So random transforms are equal on these ranks. If "
-            f"each rank needs its own, {call}"
+            f"{_ranks(ranks)} drew the same random numbers while they loaded their first batches, which differ: "
+            f"{_GENERATORS[generator]} had the same state{where}. If each rank needs its own random transforms, {call}"
         )
 
 
 def _in_forward(facts: OfRanks) -> Iterator[str]:
     for generator, ranks in _equal(facts, "forward", "inputs"):
         one = facts[ranks[0]][1]
-        what = "had the same dropout masks" if one["drops"] else "drew the same random numbers"
+        has_dropout = ", which has dropout," if one["drops"] else ""
         yield (
-            f"{_ranks(ranks)} {what} in the first forward of {one['model']}: {_GENERATORS[generator]} had the same "
-            f"state. If each rank needs its own, call {_SEEDS[generator]} after the model is made"
+            f"{_ranks(ranks)} drew the same random numbers in the first forward of {one['model']}{has_dropout} for "
+            f"different inputs: {_GENERATORS[generator]} had the same state. If each rank needs its own, call "
+            f"{_SEEDS[generator]} after the model is made"
         )
 
 
