@@ -144,6 +144,12 @@ def test_the_sentences_are_saved(told, session, tmp_path):
     assert len(ddp_notebook.load(session.recording.save(tmp_path / "run.npz")).report().same_draws) == 1
 
 
+def test_a_loader_that_gave_no_batch_is_as_torch_made_it(session):
+    session.run("from torch.utils.data import DataLoader\nbatches = iter(DataLoader(torch.ones(4, 1)))")
+    found = session.run("'fetch' in vars(batches._dataset_fetcher), next(batches).item()")
+    assert found[0].result == "(False, 1.0)"
+
+
 def test_nothing_is_looked_at_after_the_first_step(session):
     """A later step calls no function that reads a state."""
     code = """

@@ -4,8 +4,8 @@ Two parts are looked at: the fetch of the first batch of a data loader, which ru
 the forward of the first model, which may have dropout. For each generator, a part has the checksum of the state before
 it, and whether the state changed. The notebook compares the ranks (`run/findings/random_numbers`).
 
-A fetch may run in a worker process. Workers are forked, so they inherit the wrapper of `fetch` and the shared memory
-in which the first worker leaves its part. A worker that is not forked leaves nothing, and nothing is reported.
+A fetch may run in a worker process. Workers are forked, so they inherit the wrapper of torch's fetcher and the shared
+memory in which the first worker leaves its part. A worker that is not forked leaves nothing, and nothing is reported.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 from torch.utils.data import DistributedSampler, get_worker_info
-from torch.utils.data._utils import fetch as fetchers
+from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
 from ddp_notebook.rank.findings.passes import sampler_of
 from ddp_notebook.rank.findings.tensor_checks import checksum
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.record.training.wrapping import around
 from ddp_notebook.rank.variables import random_states
-from ddp_notebook.stdlib import logging, mmap, struct, weakref
+from ddp_notebook.stdlib import functools, logging, struct, weakref
 
 _log = logging.getLogger(__name__)
 Part = dict[str, list[Any]]  # checksum of the state before the part, and whether it changed, by generator
@@ -58,14 +58,14 @@ class RandomDraws:
         self._looks = False  # the first training step of the cell has not begun
         self._before: dict[str, int] | None = None  # states before the running forward
         self._fetched: weakref.WeakKeyDictionary[Any, Part] = weakref.WeakKeyDictionary()  # first batch, by fetcher
+        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # fetchers that have fetched no batch yet
         self._samplers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by iterator
         self._own_seeds: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators whose workers the program seeds
         self._last: tuple[Any, int | None] | None = None  # reference to the last iterator, checksum of its first batch
         self._shared = mmap.mmap(-1, _RECORD.size * _SLOTS)  # with the forked workers of this process
         self._inputs: int | None = None  # checksum of the inputs of the first training forward
         self._facts: dict[str, Any] = {}
-        for owner in (fetchers._MapDatasetFetcher, fetchers._IterableDatasetFetcher):
-            around(owner, "fetch", self._around_fetch)
+        around(_BaseDatasetFetcher, "__init__", self._around_fetcher)
 
     def begin_cell(self) -> None:
         """Forget the last cell."""
@@ -73,23 +73,38 @@ class RandomDraws:
         if self._facts:
             self._facts = {}
 
+    def end_cell(self) -> None:
+        """Leave nothing in the loaders of the user, which other features may copy."""
+        for fetcher in list(self._waiting):
+            vars(fetcher).pop("fetch", None)
+        self._waiting.clear()
+
     # ---- loaders
 
-    def _around_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def fetch(fetcher: Any, index: Any) -> Any:
+    def _around_fetcher(self, original: Callable[..., None]) -> Callable[..., None]:
+        def __init__(fetcher: Any, *args: Any, **named: Any) -> None:
+            original(fetcher, *args, **named)
             # A worker process records nothing, so its own level is off.
-            if not self._looks or fetcher in self._fetched or not (get_worker_info() or self._is_on()):
-                return original(fetcher, index)
-            before = _now()
-            data = original(fetcher, index)
-            try:
-                self._fetched[fetcher] = found = part(before, _now())
-                self._tell_parent(found)
-            except Exception:  # the user's loop must continue
-                _log.info("random states of a batch were not read", exc_info=True)
-            return data
+            if self._looks and (get_worker_info() or self._is_on()):
+                fetcher.fetch = functools.partial(self._fetch_first, fetcher)
+                self._waiting.add(fetcher)
 
-        return fetch
+        return __init__
+
+    def _fetch_first(self, fetcher: Any, index: Any) -> Any:
+        """Fetch the first batch of a loader. Later ones are fetched by torch alone."""
+        del fetcher.fetch
+        self._waiting.discard(fetcher)
+        if not self._looks:
+            return fetcher.fetch(index)
+        before = _now()
+        data = fetcher.fetch(index)
+        try:
+            self._fetched[fetcher] = found = part(before, _now())
+            self._tell_parent(found)
+        except Exception:  # the user's loop must continue
+            _log.info("random states of a batch were not read", exc_info=True)
+        return data
 
     def _tell_parent(self, found: Part) -> None:
         """Leave the part of the first worker of an iterator in shared memory."""

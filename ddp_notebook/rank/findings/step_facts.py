@@ -163,6 +163,7 @@ class StepFacts(StepObserver):
 
     def end_cell(self, *, trains_apart: bool) -> Sequence[Sequence[Any]]:
         """Return the facts of the cell: name, step and details of each."""
+        self._draws.end_cell()
         if self._values.are_used and (calls := self._values.calls):
             self.note("values", 0, calls=calls)
         for details in self._loaded_names.found.values():
