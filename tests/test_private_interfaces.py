@@ -852,7 +852,7 @@ def test_loaders_fetch_batches_with_these_classes():
     data = torch.utils.data.TensorDataset(torch.ones(4, 1))
     iterator: Any = iter(torch.utils.data.DataLoader(data, batch_size=2))
     fetcher = iterator._dataset_fetcher
-    assert isinstance(fetcher, fetchers._BaseDatasetFetcher) and [len(one) for one in fetcher.fetch([0, 1])] == [2]
+    assert fetchers._BaseDatasetFetcher in type(fetcher).__mro__ and len(fetcher.fetch([0, 1])[0]) == 2
     fetcher.fetch = lambda index: "replaced"
     assert next(iterator) == "replaced" and isinstance(iterator._base_seed, int)
     assert issubclass(fetchers._IterableDatasetFetcher, fetchers._BaseDatasetFetcher)
