@@ -22,7 +22,7 @@ from ddp_notebook.rank.findings.tensor_checks import checksum
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.record.training.wrapping import around
 from ddp_notebook.rank.variables import random_states
-from ddp_notebook.stdlib import functools, logging, struct, weakref
+from ddp_notebook.stdlib import functools, logging, mmap, struct, weakref
 
 _log = logging.getLogger(__name__)
 Part = dict[str, list[Any]]  # checksum of the state before the part, and whether it changed, by generator
