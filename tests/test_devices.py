@@ -201,6 +201,9 @@ def test_a_plug_in_may_lack_names_and_properties():
     torch_of_plug_in = built_for("npu", 1, lacks=("get_device_name", "get_device_properties"))
     found = devices.find_accelerators(torch_of_plug_in, with_backends("hccl", npu="hccl"))
     assert (found.backend, found.gpus[0].name, found.gpus[0].memory_mib) == ("hccl", "npu device", 0)
+    torch_of_plug_in.accelerator.get_memory_info = lambda index: (1 << 30, 32 << 30)  # free and total
+    found = devices.find_accelerators(torch_of_plug_in, with_backends("hccl", npu="hccl"))
+    assert found.gpus[0].memory_mib == 32768
 
 
 @pytest.mark.parametrize(
@@ -217,6 +220,19 @@ def test_a_plug_in_may_lack_names_and_properties():
             with_backends("xccl"),
             {"ZE_AFFINITY_MASK": "9"},
             "torch is built for xpu and finds no such device (ZE_AFFINITY_MASK=9 may hide it): ranks use the CPU",
+        ),
+        (
+            built_for("xpu", 0),
+            with_backends("xccl"),
+            {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "1"},  # another kind of device
+            "torch is built for xpu and finds no such device (is its driver installed?): ranks use the CPU",
+        ),
+        (
+            built_for("cuda", 0, hip="6.4"),
+            with_backends("nccl"),
+            {"ROCR_VISIBLE_DEVICES": "7", "GPU_DEVICE_ORDINAL": "3"},
+            "torch is built for ROCm 6.4 and finds no such device (ROCR_VISIBLE_DEVICES=7 and GPU_DEVICE_ORDINAL=3 may "
+            "hide it): ranks use the CPU",
         ),
         (
             built_for("xpu", 1),
@@ -238,7 +254,7 @@ def test_a_plug_in_may_lack_names_and_properties():
             "ranks use the CPU",
         ),
     ],
-    ids=["no driver", "hidden", "no backend", "mps", "unknown"],
+    ids=["no driver", "hidden", "another kind", "hidden twice", "no backend", "mps", "unknown"],
 )
 def test_devices_that_cannot_be_used_are_named(monkeypatch, interface, backends, env, words):
     for name, value in env.items():

@@ -61,7 +61,7 @@ if rank == 1:
 """
 
 
-_USE_UP_MEMORY = """
+USE_UP_MEMORY = """
 import os, resource, threading, time
 def lower_limit(mib):
     its = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
@@ -176,7 +176,7 @@ OUT_OF_MEMORY = rf"rank 1 has no memory left: {_SIZE} of {_SIZE} \((address spac
 @pytest.mark.parametrize("limit", ["AS", "DATA"])
 def test_memory_of_a_rank(make_session, limit):
     session = make_session(2)
-    session.run(f"kept = 'kept'{_USE_UP_MEMORY % limit}")
+    session.run(f"kept = 'kept'{USE_UP_MEMORY % limit}")
     with pytest.raises(RankError, match=rf"MemoryError: {OUT_OF_MEMORY}"):
         session.run("bag = []\nif rank == 1:\n    use_up(bag, 32)\n    bag.append(bytearray(1 << 20))")
     with pytest.raises(RankError, match=rf"can't allocate memory.*{OUT_OF_MEMORY}"):
@@ -196,7 +196,7 @@ def test_the_compiler_fails_without_a_word(make_session):
     session = make_session(2)
     raises = "SystemError('<built-in function compile> returned NULL without setting an exception')"
     fails = f"def fail(*_, **__): raise {raises}\nget_ipython().compile.ast_parse = fail"
-    session.run(f"{_USE_UP_MEMORY % 'DATA'}\nbag = []\n{fails}\nif rank == 1: use_up(bag, 32)")
+    session.run(f"{USE_UP_MEMORY % 'DATA'}\nbag = []\n{fails}\nif rank == 1: use_up(bag, 32)")
     with pytest.raises(RankError) as raised:
         session.run("1")
     said = str(raised.value)
@@ -207,7 +207,7 @@ def test_the_compiler_fails_without_a_word(make_session):
 @pytest.mark.long
 def test_a_stop_without_memory(make_session):
     session = make_session(2)
-    session.run(f"kept = 'kept'{_USE_UP_MEMORY % 'AS'}")
+    session.run(f"kept = 'kept'{USE_UP_MEMORY % 'AS'}")
     loop = "bag = []\nwhile rank == 1:\n    use_up(bag, 32)"
     for code in (loop, f"{loop}\n    dist.barrier()", "dist.barrier() if rank == 1 else time.sleep(100)"):
         with pytest.raises(CellTimeoutError):
@@ -233,7 +233,7 @@ def test_the_state_of_a_rank_is_read_with_its_reserve(make_session):
 def test_a_thread_that_takes_all_memory(make_session):
     """The thread also takes the reserve when a rank uses it. No cell is lost: each one ends, even if it is not read."""
     session = make_session(2)
-    session.run(f"kept = 'kept'{_USE_UP_MEMORY % 'AS'}")
+    session.run(f"kept = 'kept'{USE_UP_MEMORY % 'AS'}")
     with contextlib.suppress(RankError):
         session.run(
             "def take_all():\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.errors import DDPNotebookError, UsageError
+from ddp_notebook.errors import CannotWriteError, DDPNotebookError, UsageError
 from ddp_notebook.magics import DDPMagics
 from ddp_notebook.rank import files
 from ddp_notebook.run.files import fetching
@@ -316,6 +316,17 @@ def test_a_folder_that_cannot_be_made_here(ranks, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DDPNotebookError, match=r"file/to/a.txt cannot be written here: .*; name another folder"):
         ranks.files.fetch("a.txt", to=tmp_path / "file" / "to")
+
+
+def test_files_that_do_not_fit_are_refused_before_the_first_is_sent(ranks, folder, tmp_path):
+    with open(folder / "runs" / "1" / "large.bin", "wb") as file:
+        file.truncate(8 << 40)  # without any block on the disk
+    words = r"3 files of 8\.8 TB cannot be written to .*/to here: [\d.]+ [MGT]B of [\d.]+ [GT]B are free\. Nothing was "
+    with pytest.raises(CannotWriteError, match=words):
+        ranks.files.fetch("runs/1", ranks=0, to=str(tmp_path / "to"))
+    assert not (tmp_path / "to").exists()
+    [only] = ranks.files.fetch("runs/1/log.txt", ranks=0, to=str(tmp_path / "to"))
+    assert only.read_text() == "runs/1/log.txt"
 
 
 def test_the_magics(ranks, tmp_path, monkeypatch, capsys):

@@ -10,6 +10,7 @@ Source: https://docs.pytorch.org/docs/stable/accelerator.html,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -27,14 +28,13 @@ _ASK_S = 60.0  # importing torch and starting a driver on a busy machine
 # Source: https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html,
 #     https://oneapi-src.github.io/level-zero-spec/level-zero/latest/core/PROG.html#environment-variables,
 #     https://www.hiascend.com/document/detail/en/canncommercial/800/apiref/envvar/envref_07_0028.html
-VISIBLE = (
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "ZE_AFFINITY_MASK",
-    "ONEAPI_DEVICE_SELECTOR",
-    "ASCEND_RT_VISIBLE_DEVICES",
-)
+_VISIBLE_BY_KIND = {
+    "rocm": ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "CUDA_VISIBLE_DEVICES"),
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "xpu": ("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"),
+    "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
+}
+VISIBLE = tuple(sorted({name for names in _VISIBLE_BY_KIND.values() for name in names}))
 _QUERY = [f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
 
 
@@ -168,11 +168,12 @@ def find_accelerators(torch: Any, dist: Any) -> Accelerators:
     name = f"ROCm {torch.version.hip}" if torch.version.hip else kind
     count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     if not count:
-        hiding = [f"{name}={os.environ[name]}" for name in VISIBLE if os.environ.get(name) is not None]
+        names = _VISIBLE_BY_KIND.get("rocm" if torch.version.hip else kind, ())
+        hiding = [f"{name}={os.environ[name]}" for name in names if os.environ.get(name) is not None]
         why = f"{' and '.join(hiding)} may hide it" if hiding else "is its driver installed?"
         return Accelerators(trouble=f"torch is built for {name} and finds no such device ({why}): ranks use the CPU")
     module = torch.get_device_module(kind)
-    gpus = tuple(_described(module, kind, index) for index in range(count))
+    gpus = tuple(_described(torch, module, kind, index) for index in range(count))
     found = f"torch finds {count} {'device' if count == 1 else 'devices'} of type {kind} ({gpus[0].name})"
     try:
         backend = dist.get_default_backend_for_device(kind)
@@ -185,16 +186,22 @@ def find_accelerators(torch: Any, dist: Any) -> Accelerators:
     return Accelerators(backend=backend, gpus=gpus)
 
 
-def _described(module: Any, kind: str, index: int) -> Gpu:
-    """Describe a device with the common functions of torch device modules. A plug-in may lack them."""
+def _described(torch: Any, module: Any, kind: str, index: int) -> Gpu:
+    """Describe a device with the common functions of torch device modules. A plug-in may lack them.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.accelerator.memory.get_memory_info.html
+    """
     try:
         name = str(module.get_device_name(index))
     except (AttributeError, RuntimeError, NotImplementedError):
         name = f"{kind} device"
-    try:
-        memory = int(module.get_device_properties(index).total_memory) >> 20
-    except (AttributeError, RuntimeError, NotImplementedError):
-        memory = 0
+    memory = 0
+    for total in (
+        lambda: module.get_device_properties(index).total_memory,
+        lambda: torch.accelerator.get_memory_info(index)[1],
+    ):
+        with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):
+            memory = memory or int(total()) >> 20
     return Gpu(index=index, uuid=f"{kind}:{index}", name=name, memory_mib=memory, kind=kind, told_by_torch=True)
 
 

@@ -11,8 +11,8 @@ _READ_AT_IMPORT = (
     "TORCH", "PYTORCH", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "PYTHON", "LD_", "DYLD_",
     "TMPDIR", "TEMP", "TMP", "MPL", "IPYTHONDIR", "JUPYTER_", "NPY_", "LANG", "LC_", "TZ", "TRITON_",
     "MALLOC_", "GLIBC_TUNABLES", "PYDEVD_", "DEBUGPY_", "DDP_NOTEBOOK_START_METHOD", "DDP_NOTEBOOK_TEST_WITHOUT",
-    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR",
-    "ASCEND_RT_VISIBLE_DEVICES",  # the list of devices depends on these variables
+    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR",
+    "ZE_FLAT_DEVICE_HIERARCHY", "ASCEND_RT_VISIBLE_DEVICES",  # the list of devices depends on these variables
 )  # fmt: skip
 # The host server must import with one thread. Each rank then raises its own count by a function call.
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -10,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
-from ddp_notebook.errors import DDPNotebookError, UsageError
+from ddp_notebook.errors import CannotWriteError, DDPNotebookError, UsageError
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.files import ListFiles, ReadFiles
 from ddp_notebook.messages.ranks import Pulled
@@ -100,6 +101,7 @@ class Fetching:
                 missing = _missing(files, where, overwrite)
                 to_write |= {where / file.name: (those[0], file) for file in missing}
                 lines.append(_line(those, files, missing, where))
+            _check_space(folder, [file.size for _, file in to_write.values()])
             with Landing(overwrite=overwrite) as landing:
                 self._fetch(to_write, landing, report)
             return Fetched(landing.written, lines)
@@ -200,6 +202,26 @@ def _check_links(files: Sequence[File], folder: Path) -> None:
                 f"{printable(str(inner))} leads out of the target folder, to {printable(str(leads_to))}. Nothing was "
                 "fetched: choose another folder with --to (to=)"
             )
+
+
+def _check_space(folder: Path, sizes: Sequence[int]) -> None:
+    """Check that files fit on the notebook's machine before the first one is sent.
+
+    Files that replace others need space too, since each old file is complete until its new one is.
+
+    Raises:
+        CannotWriteError: the files are larger than the free space.
+    """
+    there = next((one for one in (folder.absolute(), *folder.absolute().parents) if one.exists()), Path(os.sep))
+    its = os.statvfs(there)
+    free = its.f_bavail * its.f_frsize
+    if sum(sizes) > free:
+        count = f"{len(sizes):,} files" if len(sizes) > 1 else "the file"
+        raise CannotWriteError(
+            f"{count} of {units.size(sum(sizes))} cannot be written to {folder} here: {units.size(free)} of "
+            f"{units.size(its.f_blocks * its.f_frsize)} are free. Nothing was fetched: name fewer files, or another "
+            "folder with --to (to=)"
+        )
 
 
 def _missing(files: Sequence[File], folder: Path, overwrite: bool) -> list[File]:

@@ -109,8 +109,9 @@ class SessionFiles:
         Raises:
             UsageError: a rank does not exist.
             DDPNotebookError: a rank has no such file or too many, a file exists already, or a link in the target folder
-                leads out of it; nothing was fetched. Or a file changes while it is read, or the local disk is full;
-                complete files are kept.
+                leads out of it; nothing was fetched. Or a file changes while it is read; complete files are kept.
+            CannotWriteError: the files are larger than the free space of the local disk; nothing was fetched. Or the
+                disk becomes full; complete files are kept.
             KeyboardInterrupt: the transfer was interrupted; there is no incomplete file.
 
         Example:
