@@ -482,6 +482,38 @@ except ddp_notebook.StartError as error:
     assert "a part of this rank's text is not kept" in done.stderr
 
 
+@pytest.mark.long
+@AS_ROOT
+def test_a_full_runtime_directory(tmp_path):
+    """A rank that cannot write its files reports the full disk instead of a traceback."""
+    program = """
+import os, pathlib, ddp_notebook
+small = pathlib.Path(os.environ["XDG_RUNTIME_DIR"])
+def fill(rest):
+    with open(small / "full", "wb", buffering=0) as file:
+        try:
+            while True: file.write(bytes(4096))
+        except OSError: pass
+        file.truncate(file.tell() - rest)
+for rest in (0, 8 << 10, 16 << 10, 32 << 10):
+    fill(rest)
+    try:
+        ddp_notebook.start(2).stop()
+        print("started")
+    except ddp_notebook.StartError as error:
+        print(str(error).replace("\\n", " "))
+    (small / "full").unlink()
+with ddp_notebook.start(2) as session:
+    print(session.run("dist.barrier(); 'went well'", quiet=True)[1].result)
+"""
+    with mounted(tmp_path / "small", "size=1m,mode=700") as folder:
+        *lines, last = in_program(program, XDG_RUNTIME_DIR=str(folder))
+    assert last == "'went well'"
+    assert not any("Traceback" in line for line in lines), lines
+    for line in lines:
+        assert line == "started" or re.search(rf"no space (is )?left in {folder}", line), lines
+
+
 @pytest.mark.slow
 @AS_ROOT
 @pytest.mark.parametrize("write", ["save", "save_html", "save_trace", "fetch"])

@@ -128,9 +128,9 @@ def sentences(
 
 
 def places(error: BaseException) -> list[str]:
-    """Return folders on a possibly full disk: the folder of the error's file, and the commonly used folders."""
-    named = getattr(error, "filename", None)
-    folders = [os.path.dirname(os.path.abspath(named))] if isinstance(named, str) else []
+    """Return folders on a possibly full disk: those of the error's files, and the commonly used folders."""
+    named = [getattr(error, name, None) for name in ("filename2", "filename")]
+    folders = [os.path.dirname(os.path.abspath(path)) for path in named if isinstance(path, str)]
     for find in (os.getcwd, tempfile.gettempdir):
         with contextlib.suppress(OSError):
             folders.append(find())

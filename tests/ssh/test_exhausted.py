@@ -58,15 +58,17 @@ _RESOURCES = {
     ),
     "threads": (
         USE_UP_THREADS,
-        "threading.Thread(target=print).start()",
+        "for _ in range(20): threading.Thread(target=go.wait).start()",  # a thread of gloo may just have ended
         r"rank 1 can start no thread or process: \d+ of \d+ \(of user 54321, RLIMIT_NPROC\)",
         "go.set(); [thread.join() for thread in threads]; resource.setrlimit(resource.RLIMIT_NPROC, before)",
     ),
     "processes": (
         USE_UP_THREADS,
-        "if rank == 1: os.fork()",
+        "import time\nchildren = []\nif rank == 1:\n    for _ in range(20):\n"
+        "        if (pid := os.fork()) == 0: time.sleep(600); os._exit(0)\n        children.append(pid)",
         r"rank 1 can start no thread or process: \d+ of \d+ \(of user 54321, RLIMIT_NPROC\)",
-        "go.set(); [thread.join() for thread in threads]; resource.setrlimit(resource.RLIMIT_NPROC, before)",
+        "for pid in children: os.kill(pid, 9); os.waitpid(pid, 0)\n"
+        "    go.set(); [thread.join() for thread in threads]; resource.setrlimit(resource.RLIMIT_NPROC, before)",
     ),
 }
 

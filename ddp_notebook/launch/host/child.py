@@ -60,9 +60,15 @@ def _controller(_: Start, spec: ControllerSpec) -> None:
 
 
 def _rank(start: Start, spec: RankSpec) -> None:
-    from ddp_notebook.rank import process
+    from ddp_notebook.rank import process, shortage
 
-    process.main(spec, start.threads)
+    try:
+        process.main(spec, start.threads)
+    except OSError as error:
+        if not (why := shortage.of_error(error)):
+            raise
+        print(why, file=sys.stderr)
+        sys.exit(1)
 
 
 _MAIN: Table[None] = Table({RankSpec: _rank, StoreSpec: _store, ControllerSpec: _controller})

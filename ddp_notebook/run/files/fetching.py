@@ -218,7 +218,7 @@ def _check_space(folder: Path, sizes: Sequence[int]) -> None:
     if sum(sizes) > free:
         count = f"{len(sizes):,} files" if len(sizes) > 1 else "the file"
         raise CannotWriteError(
-            f"{count} of {units.size(sum(sizes))} cannot be written to {folder} here: {units.size(free)} of "
+            f"{count} of {units.size(sum(sizes))} cannot be written to {folder.absolute()} here: {units.size(free)} of "
             f"{units.size(its.f_blocks * its.f_frsize)} are free. Nothing was fetched: name fewer files, or another "
             "folder with --to (to=)"
         )
