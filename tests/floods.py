@@ -241,6 +241,78 @@ finally:
 GO
 subprocess.run(['yes'])
 """,
+    "nested bars": """from tqdm.notebook import tqdm
+GO
+for i in tqdm(range(10**9), mininterval=0):
+    for j in tqdm(range(20), mininterval=0, leave=False): pass
+""",
+    "updates of a display from threads": """import threading, time
+from IPython.display import display
+ends = threading.Event()
+handles = [display('start', display_id=True) for _ in range(4)]
+def talk(handle):
+    i = 0
+    while not ends.is_set(): handle.update(i); i += 1
+threads = [threading.Thread(target=talk, args=(handle,), daemon=True) for handle in handles]
+GO
+[t.start() for t in threads]
+try:
+    while True: time.sleep(1)
+finally:
+    ends.set()
+""",
+    "HTML of 20 MB": """from IPython.display import HTML, display
+page = '<b>word</b> ' * 1_700_000
+GO
+while True: display(HTML(page))
+""",
+    "audio": """import numpy
+from IPython.display import Audio, display
+sound = numpy.random.rand(200_000)
+GO
+while True: display(Audio(sound, rate=22_050))
+""",
+    "cursor moves": """GO
+i = 0
+while True: print(f'\\x1b[1A\\x1b[2K{i}'); i += 1
+""",
+    "colours": """GO
+i = 0
+while True: print(f'\\x1b[3{i % 8}mword {i}\\x1b[0m'); i += 1
+""",
+    "os.write to stderr": """import os
+GO
+while True: os.write(2, b'x' * 200 + b'\\n')
+""",
+    "os.write without newline": """import os
+GO
+while True: os.write(1, b'x' * 4096)
+""",
+    "rich live table": """from rich.live import Live
+from rich.table import Table
+GO
+i = 0
+with Live(refresh_per_second=1000) as live:
+    while True:
+        table = Table('step', 'value'); table.add_row(str(i), str(i)); live.update(table, refresh=True); i += 1
+""",
+    "subprocesses": """import subprocess
+GO
+while True: subprocess.run(['seq', '20000'])
+""",
+    "logging from threads": """import logging, threading, time
+logger = logging.getLogger('flood'); logger.addHandler(logging.StreamHandler()); logger.setLevel('INFO')
+ends = threading.Event()
+def talk(n):
+    while not ends.is_set(): logger.info('thread %d', n)
+threads = [threading.Thread(target=talk, args=(n,), daemon=True) for n in range(4)]
+GO
+[t.start() for t in threads]
+try:
+    while True: time.sleep(1)
+finally:
+    ends.set()
+""",
     "text and widgets": _WIDGET
     + """w = widgets.IntProgress(max=10**9); display(w)
 GO
