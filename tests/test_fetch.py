@@ -318,7 +318,7 @@ def test_a_folder_that_cannot_be_made_here(ranks, tmp_path):
         ranks.files.fetch("a.txt", to=tmp_path / "file" / "to")
 
 
-def test_files_that_do_not_fit_are_refused_before_the_first_is_sent(ranks, folder, tmp_path):
+def test_files_that_do_not_fit_are_refused(ranks, folder, tmp_path):
     with open(folder / "runs" / "1" / "large.bin", "wb") as file:
         file.truncate(8 << 40)  # without any block on the disk
     words = r"3 files of 8\.8 TB cannot be written to .*/to here: [\d.]+ [MGT]B of [\d.]+ [GT]B are free\. Nothing was "
