@@ -871,8 +871,11 @@ def test_wrappers_of_a_verified_step():
     assert callable(DistributedDataParallel._pre_forward)
     source = inspect.getsource(DistributedDataParallel)
     names = ["_comm_hooks", "parameters_to_ignore", "require_forward_param_sync", "require_backward_grad_sync"]
-    for name in (*names, "_module_parameters", "_static_graph_delay_allreduce_enqueued"):
+    for name in (*names, "_module_parameters", "_static_graph_delay_allreduce_enqueued", "modules_buffers"):
         assert f"self.{name}" in source, name
+    optimizers = Path(inspect.getfile(torch.distributed)).with_name("optim") / "apply_optimizer_in_backward.py"
+    assert "_in_backward_optimizers" in optimizers.read_text()  # an import of the package warns
+    assert hasattr(torch.compile(lambda: 1), "_torchdynamo_orig_callable")
     assert "_fsdp_param_groups" in inspect.getsource(_fsdp_state) and "_mp_policy" in inspect.getsource(_fsdp_state)
     flat = inspect.getsource(_flat_param)
     names = ["_params", "_param_infos", "_shared_param_infos", "_shapes", "_numels_with_padding", "_is_padding_mask"]
