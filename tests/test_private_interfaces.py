@@ -861,6 +861,8 @@ def test_loaders_fetch_batches_with_these_classes():
 
 def test_wrappers_of_a_verified_step():
     """`rank/verify` keeps DDP and FSDP2 from communicating, and reads which parameters they average."""
+    from pathlib import Path
+
     from torch._C._distributed_c10d import Reducer
     from torch.distributed.fsdp import _flat_param, fully_sharded_data_parallel
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state
@@ -873,8 +875,9 @@ def test_wrappers_of_a_verified_step():
     names = ["_comm_hooks", "parameters_to_ignore", "require_forward_param_sync", "require_backward_grad_sync"]
     for name in (*names, "_module_parameters", "_static_graph_delay_allreduce_enqueued", "modules_buffers"):
         assert f"self.{name}" in source, name
-    optimizers = Path(inspect.getfile(torch.distributed)).with_name("optim") / "apply_optimizer_in_backward.py"
-    assert "_in_backward_optimizers" in optimizers.read_text()  # an import of the package warns
+    # An import of torch.distributed.optim warns.
+    optimizers = Path(torch.distributed.__path__[0], "optim", "apply_optimizer_in_backward.py").read_text()
+    assert "_in_backward_optimizers" in optimizers
     assert hasattr(torch.compile(lambda: 1), "_torchdynamo_orig_callable")
     assert "_fsdp_param_groups" in inspect.getsource(_fsdp_state) and "_mp_policy" in inspect.getsource(_fsdp_state)
     flat = inspect.getsource(_flat_param)
