@@ -878,7 +878,7 @@ def test_wrappers_of_a_verified_step():
     # An import of torch.distributed.optim warns.
     optimizers = Path(torch.distributed.__path__[0], "optim", "apply_optimizer_in_backward.py").read_text()
     assert "_in_backward_optimizers" in optimizers
-    assert hasattr(torch.compile(lambda: 1), "_torchdynamo_orig_callable")
+    assert hasattr(torch.compile(lambda: 1, backend="eager"), "_torchdynamo_orig_callable")
     assert "_fsdp_param_groups" in inspect.getsource(_fsdp_state) and "_mp_policy" in inspect.getsource(_fsdp_state)
     flat = inspect.getsource(_flat_param)
     names = ["_params", "_param_infos", "_shared_param_infos", "_shapes", "_numels_with_padding", "_is_padding_mask"]
