@@ -48,7 +48,7 @@ class Copies:
         weights: relative difference to rank 0, by parameter and rank. Infinity: the shape differs.
         largest: largest absolute difference of an element, by parameter.
         shards: names of sharded parameters in `weights`, whose copies differ.
-        own_buffers: names of other buffers that differ.
+        own_buffers: other buffers that differ, by name.
     """
 
     def __init__(self, ranks: Ranks, coverage: Coverage, full: FullParameters) -> None:
@@ -62,7 +62,8 @@ class Copies:
         # FSDP keeps other statistics of BatchNorm on each rank.
         others = self._with_first(list(own.values()))
         differ = {id(one) for one, first in others if not torch.equal(one, first)}
-        self.own_buffers = sorted(set().union(*ranks.all({name for name, one in own.items() if id(one) in differ})))
+        names = set[str]().union(*ranks.all({name for name, one in own.items() if id(one) in differ}))
+        self.own_buffers = {name: own[name] for name in sorted(names) if name in own}
         self.common: Common = [*self.broadcast, *others]
         self.largest: dict[str, float] = {}
         self.weights = self._other_weights(full)

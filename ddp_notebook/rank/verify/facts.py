@@ -41,6 +41,7 @@ def of_models(
     hooks = [hook for model in coverage.ddp for hook in getattr(model, "_comm_hooks", ())]
     dtypes = ranks.all([str(one).removeprefix("torch.") for one in _types(coverage, local, hooks)])
     modules = coverage.modules_of(sizes)
+    buffers = {id(one) for module in modules for one in torch.nn.Module.buffers(module)}
     is_compiled_step = runs.calls_compiled or any(map(is_compiled, modules))
     return {
         "world": ranks.world,
@@ -52,7 +53,7 @@ def of_models(
         "largest": copies.largest,
         "options": copies.options(namespace) if copies.weights else [],
         "copies": copies.shards,
-        "own_buffers": copies.own_buffers,
+        "own_buffers": [name for name, one in copies.own_buffers.items() if id(one) in buffers],
         "hook": next((_name_of(hook) for hook, _ in hooks), ""),
         "unit": max(torch.finfo(getattr(torch, one)).eps for of_rank in dtypes for one in of_rank),
         "dtypes": sorted({one for of_rank in dtypes for one in of_rank}),

@@ -76,7 +76,7 @@ class WholeBatch:
         """
         facts: dict[str, Any] = {"loss_is": ""}
         quiet = self._quiet_run(local, are_outside)
-        facts["quiet_losses"] = losses = self._ranks.all(quiet.loss)
+        facts["quiet_losses"] = self._ranks.all(quiet.loss)
         facts["shortage"] = self._shortage(local, ranks_on_host)
         if facts["shortage"]:
             run = self._in_parts(quiet, facts, sizes, unit)
@@ -86,7 +86,6 @@ class WholeBatch:
         runs = {"quiet": quiet, "whole": run}
         if self._ranks.any(quiet.by_rows):
             runs["quiet_rows"] = Run(loss=quiet.loss, gradients=quiet.by_rows or quiet.gradients)
-        del losses
         return runs, facts
 
     def _quiet_run(self, local: Run, are_outside: bool) -> Run:

@@ -12,6 +12,7 @@ from ddp_notebook.errors import UsageError
 
 _ASKS = "give the loss and the batch, such as %ddp_verify F.cross_entropy(model(x), y) --batch x,y"
 _AVERAGES = re.compile(r"\b(all_reduce|reduce_scatter|all_gather)\w*\(")  # a call that may combine gradients of ranks
+_SCHEDULES = re.compile(r"_?(Schedule(GPipe|1F1B|Interleaved|LoopedBFS|ZBV|DualPipe)|PipelineSchedule)")  # of torch
 _Function = ast.FunctionDef
 
 
@@ -116,7 +117,7 @@ def _pipeline_schedules(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             made = ast.unparse(node.value.func).rpartition(".")[2]
-            if made.startswith("Schedule"):
+            if _SCHEDULES.match(made):
                 yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
