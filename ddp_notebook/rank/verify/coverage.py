@@ -17,6 +17,7 @@ from ddp_notebook.rank.variables.snapshot import is_stale
 from ddp_notebook.rank.verify import batches
 from ddp_notebook.rank.verify.fsdp1 import FlatModels
 from ddp_notebook.rank.verify.model_state import ModelState
+from ddp_notebook.rank.verify.reads import names_read
 from ddp_notebook.stdlib import re
 
 _WRAPPERS = re.compile(r"(?:\b|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -267,6 +268,8 @@ def has_values(tensor: torch.Tensor) -> bool:
 def main_module(namespace: Mapping[str, Any], code: str) -> str:
     """Return the first variable in the code that is a wrapped model, or else a module; "" if there is none.
 
+    If the code has no module, the variables that its functions read are searched.
+
     Example:
         >>> main_module({"f": print, "net": torch.nn.Linear(1, 1)}, "f(net(x))")
         'net'
@@ -274,6 +277,9 @@ def main_module(namespace: Mapping[str, Any], code: str) -> str:
     nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)]
     nodes.sort(key=lambda node: (node.lineno, node.col_offset))
     names = [node.id for node in nodes if isinstance(namespace.get(node.id), torch.nn.Module)]
+    if not names:
+        read = sorted(names_read(code, namespace))
+        names = [name for name in read if isinstance(namespace.get(name), torch.nn.Module)]
     wrapped = [name for name in names if isinstance(getattr(one := namespace[name], "_orig_mod", one), _WRAPPED)]
     return next(iter((*wrapped, *names)), "")
 
