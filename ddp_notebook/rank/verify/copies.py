@@ -30,8 +30,8 @@ def _sent_buffers(model: DistributedDataParallel) -> list[torch.Tensor]:
 
 def checksum(tensor: torch.Tensor) -> str:
     """Return a hash of the values of a tensor."""
-    data = tensor.detach().cpu().contiguous()
-    return hashlib.blake2b(data.reshape(-1).view(torch.uint8).numpy().tobytes(), digest_size=16).hexdigest()
+    data: Any = tensor.detach().cpu().contiguous()
+    return hashlib.blake2b(data.reshape(-1).view(torch.uint8).numpy(), digest_size=16).hexdigest()
 
 
 class Copies:

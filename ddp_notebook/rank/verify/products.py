@@ -1,4 +1,4 @@
-"""Inner products of gradients of all ranks, computed on rank 0."""
+"""Inner products of gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-_CHUNK = 1 << 20  # elements that are sent together
+_CHUNK = 1 << 17  # elements that are sent together
 
 
 def inner_products(
@@ -17,7 +17,7 @@ def inner_products(
     """Return the matrix of inner products of each parameter's gradients. All ranks must call it.
 
     Row and column `r * len(runs) + k` is run `k` of rank `r`. A missing gradient counts as zero. Products are float64.
-    So differences below 1e-8 of the gradient cannot be seen.
+    So differences below 1e-8 of the gradient cannot be seen. Each rank computes the products of some chunks.
 
     Args:
         runs: gradients by name; the same number of runs on each rank.
@@ -27,28 +27,43 @@ def inner_products(
     Returns:
         The matrices by name on rank 0, None on other ranks.
     """
-    rank, world = dist.get_rank(), dist.get_world_size()
-    found = {name: np.zeros((world * len(runs), world * len(runs))) for name in sizes}
-    for pieces in _chunks(sizes):
-        own = torch.zeros(len(runs), sum(last - first for _, first, last in pieces), dtype=torch.float64)
-        for row, run in enumerate(runs):
+    rank, world, names = dist.get_rank(), dist.get_world_size(), list(sizes)
+    dtype = _exact_type(runs, device)
+    found = torch.zeros(len(names), world * len(runs), world * len(runs), dtype=torch.float64)
+    places = {name: place for place, name in enumerate(names)}
+    # New memory for each chunk would take longer than its products.
+    own = torch.zeros(len(runs), _CHUNK, dtype=dtype, device=device)
+    received = [torch.zeros_like(own) for _ in range(world)]
+    for number, pieces in enumerate(_chunks(sizes)):
+        at = 0
+        for name, first, last in pieces:
+            for row, run in enumerate(runs):
+                part = own[row, at : at + last - first]
+                part.copy_(run[name].detach().reshape(-1)[first:last]) if name in run else part.zero_()
+            at += last - first
+        root = number % world
+        dist.gather(own, received if rank == root else None, root)
+        if rank == root:
+            rows = torch.cat(received).cpu().double()
             at = 0
             for name, first, last in pieces:
-                if name in run:
-                    own[row, at : at + last - first] = run[name].detach().reshape(-1)[first:last].double().cpu()
+                columns = rows[:, at : at + last - first]
+                found[places[name]] += columns @ columns.T
                 at += last - first
-        own = own.to(device)
-        gathered = [torch.empty_like(own) for _ in range(world)] if rank == 0 else None
-        dist.gather(own, gathered)
-        if gathered is not None:
-            rows = torch.cat(gathered).cpu().numpy()
-            at = 0
-            for name, first, last in pieces:
-                part = rows[:, at : at + last - first]
-                with np.errstate(all="ignore"):  # gradients may be infinite
-                    found[name] += part @ part.T
-                at += last - first
-    return found if rank == 0 else None
+    total = found.to(device)
+    dist.reduce(total, 0)
+    matrices = total.cpu().numpy()
+    return dict(zip(names, matrices, strict=True)) if rank == 0 else None
+
+
+def _exact_type(runs: Sequence[Mapping[str, torch.Tensor]], device: torch.device) -> torch.dtype:
+    """Return the smallest type that has all values of the gradients of all ranks: float32 or float64."""
+    small = (torch.float32, torch.bfloat16, torch.float16)
+    needs_double = torch.tensor(
+        float(any(one.dtype not in small for run in runs for one in run.values())), device=device
+    )
+    dist.all_reduce(needs_double)
+    return torch.float64 if needs_double else torch.float32
 
 
 def _chunks(sizes: Mapping[str, int]) -> Iterator[list[tuple[str, int, int]]]:

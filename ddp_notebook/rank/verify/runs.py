@@ -144,10 +144,11 @@ class Runs:
                 continue  # its model takes no part in the step
             generator = torch.Generator().manual_seed(_SEED + len(name))
             with torch.no_grad():
-                signs = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
-                changed = parameter.detach() * (1 + by * signs.double()).to(parameter.device)
+                grows = torch.randint(0, 2, parameter.shape, generator=generator, dtype=torch.uint8)
+                own = parameter.detach()
+                changed = torch.where(grows.to(own.device, torch.bool), own * (1 + by), own * (1 - by))
                 if self._full.has(parameter):
-                    parameter.data = changed.to(parameter.dtype)  # `put` restores it
+                    parameter.data = changed  # `put` restores it
                 else:
                     parameter.copy_(changed)
 
