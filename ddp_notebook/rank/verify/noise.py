@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -78,7 +79,10 @@ class Draws:
         self._state, self._depth = random_states.current_checksums(), 0
         handles = [register_module_forward_pre_hook(self._enters), register_module_forward_hook(self._leaves)]
         try:
-            yield
+            with warnings.catch_warnings():
+                # Compiled modules warn about hooks of all modules. They run eagerly here.
+                warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
+                yield
         finally:
             for one in handles:
                 one.remove()
