@@ -456,7 +456,7 @@ _OLDER = "for x, y in data:\n    f(model(x), y).backward()"
         ("with dist_autograd.context() as c:\n    dist_autograd.backward(c, [f()])", "distributed autograd of RPC"),
     ],
 )
-def test_an_unclear_training_cell_is_not_replaced_by_an_older_one(code, words):
+def test_no_older_cell_replaces_an_unclear_training_cell(code, words):
     with pytest.raises(UsageError, match=words):
         find_step([code, _OLDER])
     assert find_step(["def train(x):\n    f(model(x)).backward()", _OLDER]).at == 1
