@@ -235,7 +235,7 @@ class Session:
 
         Args:
             code: an IPython cell; magics and top-level `await` are allowed.
-            ranks: "all", "0,2-3", "-1", "::2", one rank or several; None: all.
+            ranks: "all", "0,2-3", "-1", "::2", "tp=1", "host=gpu2", one rank or several; None: all.
             timeout_s: seconds after which the cell is interrupted, as by the stop button; None: no limit.
             quiet: show no output.
             execution_count: the number in `In [n]` of tracebacks; None: the number of the calling cell.

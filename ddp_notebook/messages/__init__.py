@@ -16,6 +16,7 @@ resize_messages   changes the number of ranks
 twice_messages    runs a cell twice from the same state
 survive_messages  for a training loop that continues after the death of a rank
 completion_messages  names and help for a cell of ranks
+mesh_messages     coordinates of a rank in meshes
 whos_messages     lists the variables of a rank
 record_options    recording options of a cell, and the path of its profile
 

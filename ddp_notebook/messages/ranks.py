@@ -18,8 +18,8 @@
     ClockProbe request the rank's clock            ClockReply   its clock, after all recorded rows
     Taken      displays were shown                 ChildStopped a child process of the rank is stopped
 
-More messages are in `script_abort`, `faults`, `files`, `resize_messages`, `survive_messages`,
-`completion_messages` and `whos_messages`. A Jupyter kernel shows texts of messages that are declared with `shown`.
+More messages are in `script_abort`, `faults`, `files`, `resize_messages`, `survive_messages`, `completion_messages`,
+`mesh_messages` and `whos_messages`. A Jupyter kernel shows texts of messages that are declared with `shown`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import functools
 
 from ddp_notebook.line_parser import LineParser
 
-RANKS = "only these ranks, as in 0,2-3, -1, ::2 or all"
+RANKS = "only these ranks, as in 0,2-3, -1, ::2, tp=1 or all"
 
 
 @functools.cache

@@ -4,6 +4,8 @@ all         every rank
 0,2-3       ranks, and ranges with both ends
 -1          counted from the last rank
 ::2  1:  :4 slices, as in Python: the end is excluded
+
+`run/groups/named_ranks` has sets by name: `tp=1`, `host=gpu2`.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.consistency.agreement import Checking
 from ddp_notebook.run.groups.healing import Healing
 from ddp_notebook.run.groups.liveness import Liveness
+from ddp_notebook.run.groups.named_ranks import NamedRanks
 from ddp_notebook.run.groups.probe import why_silent
 from ddp_notebook.run.groups.rank_states import BusyCells
 from ddp_notebook.run.message_handlers import Dispatch, Pump
@@ -57,6 +58,7 @@ class SessionParts:
         self.remote: KeeperClient | None = None  # connection to a keeper that has the running ranks
         self.liveness = liveness = Liveness(cluster)
         self.questions = questions = Questions(cluster.send, liveness.check_rank, self._tell_who_is_slow)
+        liveness.by_name = NamedRanks(cluster, questions).parse
         cluster.tell_what_is_slow(_say)
         receipts = Receipts(cluster.send)
         self.arrivals = CellMessages(cluster, receipts.took)

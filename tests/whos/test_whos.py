@@ -39,6 +39,22 @@ def test_variables_of_two_ranks(filled):
         filled.whos(3)
 
 
+def test_sharded_models(filled):
+    filled.run(
+        "from torch.distributed.fsdp import fully_shard\n"
+        "net = torch.nn.Linear(64, 64)\nfully_shard(net)\nnet(torch.ones(1, 64)).sum().backward()\n"
+        "from torch.distributed.tensor import DeviceMesh, Replicate, distribute_tensor\n"
+        "copied = distribute_tensor(torch.arange(6.0), DeviceMesh('cpu', [0, 1]), [Replicate()])",
+        quiet=True,
+    )
+    found = filled.whos("[nc]*")
+    assert (found["net"].ranks, found["net"].nbytes) == ("sharded", (64 * 64 + 64) * 4 // 2)
+    assert found.memory[0]["gradients"] == (64 * 64 + 64) * 4 // 2
+    assert (found["copied"].shape, found["copied"].ranks) == ("(6,)", "same")
+    assert filled.run("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()", quiet=True)[0].result == "2.0"
+    filled.run("del net, copied", quiet=True)
+
+
 def test_while_a_cell_runs(filled):
     job = filled.submit("import time\nend = time.time() + 2\nwhile time.time() < end: pass", quiet=True)
     wait_until(lambda: job.state == "running", 20)

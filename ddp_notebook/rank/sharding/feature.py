@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ddp_notebook.messages.ranks import RunCell
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.mesh_messages import ListMeshes
+from ddp_notebook.messages.ranks import Checked, RunCell
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.hooks import Core, Feature
-from ddp_notebook.rank.sharding import equations, mistakes, out_of_memory
+from ddp_notebook.rank.sharding import equations, meshes, mistakes, out_of_memory
 from ddp_notebook.rank.sharding.allocator_history import AllocatorHistory
 from ddp_notebook.rank.sharding.mistakes import Mistakes
 from ddp_notebook.stdlib import contextlib
@@ -46,6 +48,15 @@ class ShardingFeature(Feature):
 
     def explain(self, error: BaseException) -> str:
         return mistakes.explain_unsharded(error)
+
+    def at_once(self) -> Mapping[type[Message], Callable[[Any], object]]:
+        return {ListMeshes: self._list_meshes}
+
+    def _list_meshes(self, message: ListMeshes) -> bool:
+        shell = self.core.shell
+        found = [] if shell is None else meshes.coordinates(shell.user_ns)
+        self.core.send(Checked(request=message.request, facts={"meshes": found}))
+        return True
 
     def facts(self, namespace: Mapping[str, Any]) -> Mapping[str, Any]:
         return self._mistakes.facts(namespace)

@@ -154,6 +154,12 @@ def attribute(of: Known, name: str) -> Known | None:
     return _plain(Known.of(stored))
 
 
+def stored_attribute(value: Any, name: str) -> Any:
+    """Return an attribute that is stored in the instance or in a slot, such as `_spec` of a DTensor; None without."""
+    found = attribute(Known.of(value), name)
+    return None if found is None or not found.has_value else found.value
+
+
 def _plain(stored: Known) -> Known | None:
     """Return the function inside a static or class method. None for descriptors, which would run code."""
     if is_one_of(stored.kind, (staticmethod, classmethod)):

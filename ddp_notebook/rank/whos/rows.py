@@ -22,6 +22,7 @@ from ddp_notebook.rank.variables.static_lookup import (
     instance_attributes,
     is_one_of,
     items,
+    stored_attribute,
     type_name,
 )
 from ddp_notebook.rank.whos.digests import Digests, digest
@@ -147,9 +148,9 @@ class Rows:
         kind = type(x)
         found.tensors += id(x) not in self._counted
         local = x
-        if type_name(kind) == "DTensor" and "_local_tensor" in (own := instance_attributes(x)):
-            local = own["_local_tensor"]
-            placements = getattr(own.get("_spec"), "placements", ())
+        if type_name(kind) == "DTensor" and (of_rank := stored_attribute(x, "_local_tensor")) is not None:
+            local = of_rank
+            placements = getattr(stored_attribute(x, "_spec"), "placements", ())
             found.is_sharded |= any(type_name(type(one)) != "Replicate" for one in placements)
         elif not is_one_of(kind, _PLAIN_TENSORS) and class_attribute(kind, "__torch_dispatch__") is not _DISPATCH:
             found.is_complete = False  # its methods could run any code
@@ -166,7 +167,8 @@ class Rows:
             self._count(x, local.numel() * local.element_size(), found)
             self._store(local)
             if x.is_leaf and (gradient := x.grad) is not None:
-                self._store(instance_attributes(gradient).get("_local_tensor", gradient), is_gradient=True)
+                of_rank = stored_attribute(gradient, "_local_tensor")
+                self._store(gradient if of_rank is None else of_rank, is_gradient=True)
             self._add(found, f"{name} {x.dtype} {shape}", lambda digests: digests.of_tensor(local))
 
     def _module(self, module: Any, found: _Found, prefix: str) -> None:

@@ -53,7 +53,7 @@ def on_all_ranks() -> LineParser:
         "%%on_all_ranks --background",
         "%on_all_ranks x.sum()",
     )
-    parser.add_argument("--ranks", metavar="0,2-3", help="only these ranks, as in 0,2-3, -1, ::2 or all")
+    parser.add_argument("--ranks", metavar="0,2-3", help="only these ranks, as in 0,2-3, -1, ::2, tp=1 or all")
     _add_options(parser)
     return parser
 
@@ -63,7 +63,9 @@ def on_ranks() -> LineParser:
     """Return the declaration of the line of `%%on_ranks`."""
     parser = LineParser("%%on_ranks", "%%on_ranks 0,2-3", "%%on_ranks -1 --quiet")
     # Required options are written without their names, see `parse`.
-    parser.add_argument("--ranks", metavar="0,2-3", required=True, help="these ranks, as in 0,2-3, -1, ::2 or all")
+    parser.add_argument(
+        "--ranks", metavar="0,2-3", required=True, help="these ranks, as in 0,2-3, -1, ::2, tp=1 or all"
+    )
     _add_options(parser)
     return parser
 

@@ -2,6 +2,7 @@
 
 ranks           methods of `session.ranks`: heal, resize, reform, fault
 liveness        liveness checks, and the errors for dead ranks
+named_ranks     sets of ranks by dimensions of meshes and by hosts: tp=1, host=gpu2
 probe           activity of each rank: from its own answer, or inspected from outside
 rank_states     state of each rank as the table of `%ddp_status`; cells that keep ranks from answering
 rank_view       activity of one rank, as far as the notebook knows it

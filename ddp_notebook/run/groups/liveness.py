@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ddp_notebook.errors import SessionBrokenError
 from ddp_notebook.launch.cluster import Cluster
@@ -23,6 +23,7 @@ class Liveness:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.has_ended = False  # the session was stopped
+        self.by_name: Callable[[str], list[int]] | None = None  # parses sets of ranks such as `tp=1`
 
     def end(self) -> None:
         """Mark the session as stopped."""
@@ -95,8 +96,11 @@ class Liveness:
         """Return a set of ranks as numbers, even of dead ranks.
 
         Raises:
-            UsageError: a rank does not exist.
+            UsageError: a rank does not exist, or a name such as `tp` is unknown.
+            SessionBrokenError: the set has names, and a rank does not answer.
         """
+        if isinstance(ranks, str) and "=" in ranks and self.by_name is not None:
+            return self.by_name(ranks)
         world_size = self._cluster.placement.world_size
         return list(range(world_size)) if ranks is None else parse_ranks(ranks, world_size)
 
