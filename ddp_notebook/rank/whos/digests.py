@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 
 from ddp_notebook.rank.variables.summary import Checksums
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import hashlib
 
 _SAMPLES = 512  # elements of a sampled tensor
 _COMPLETE = 4096  # smaller tensors are read completely
