@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Any, cast
 
+import psutil
 import pytest
 
 from ddp_notebook.errors import UsageError
@@ -244,6 +245,7 @@ def test_a_rank_that_does_not_answer_is_asked_again(jobs):
         try:
             wait_until(lookup.everything, 20)
             process.send_signal(signal.SIGSTOP)
+            wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, 20, "it is stopped")
             found = lookup.find()
             job = TorchrunJob(found.key, found.name)
             assert job.world_size == 0 and "does not answer on its socket" in job.events.last(1)[0]
