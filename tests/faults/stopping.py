@@ -70,9 +70,10 @@ class Stopping:
         self._start = start
         started = self.kernel.run(f"%load_ext ddp_notebook\n{start}")
         assert started.status == "ok", started
-        self._set_up()
+        self.set_up()
 
-    def _set_up(self) -> None:
+    def set_up(self) -> None:
+        """Set the variables that `check_comes_back` expects."""
         assert self.kernel.run("import ddp_notebook; session = ddp_notebook.current()").status == "ok"
         assert self.kernel.run("%%on_all_ranks\nkept = 10 + rank").status == "ok"
 
@@ -81,14 +82,15 @@ class Stopping:
         if name == "keeper":
             return psutil.Process(self.pid("host server")).ppid()
         if name == "watchdog":
-            ours = [pid for kind in ("rank", "store", "controller") for pid in self._pids(kind)]
+            ours = [pid for kind in ("rank", "store", "controller") for pid in self.pids(kind)]
             [pid] = [one.pid for one in psutil.Process(self.pid("host server")).children() if one.pid not in ours]
             return pid
         if name == "controller":
             assert self.kernel.run("session.client").status == "ok"
-        return self._pids(name)[-1]
+        return self.pids(name)[-1]
 
-    def _pids(self, kind: str) -> list[int]:
+    def pids(self, kind: str) -> list[int]:
+        """Return the process ids of a kind, as `session.ranks.pids` does."""
         return [int(pid) for pid in self.kernel.run(f"print(*session.ranks.pids({kind!r}))").stdout.split()]
 
     @contextlib.contextmanager
@@ -128,7 +130,7 @@ class Stopping:
         elif where == "restart":
             with self.stopped(pid):
                 assert self.kernel.run("%ddp_restart").status == "ok"
-            self._set_up()
+            self.set_up()
         else:
             with self.stopped(pid):
                 message = self.kernel.start(LINES[where])

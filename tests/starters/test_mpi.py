@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 
+import psutil
 import pytest
 
 import ddp_notebook
-from ddp_notebook.errors import CellTimeoutError, RankDiedError
+from ddp_notebook.errors import CellTimeoutError, RankDiedError, SessionBrokenError
+from tests.conftest import wait_until
 from tests.starters.conftest import command_lines, invitations, need_mpi, said, secret_of, send_to_all_below, sum_of
 
 pytestmark = need_mpi
@@ -51,6 +53,24 @@ def test_a_rank_is_replaced_in_its_task(session):
     session.ranks.heal()
     assert sum_of(session) == ["4"] * 4
     assert said(session, "import os; print(os.environ['OMPI_COMM_WORLD_RANK'])") == ["0", "0", "1", "1"]
+
+
+@pytest.mark.long
+def test_stopped_processes_are_named_or_resumed(session):
+    server = psutil.Process(session.ranks.pids()[0]).parent()
+    server.suspend()
+    try:
+        wait_until(lambda: any(host.is_stopped for host in session._parts.cluster.hosts), 3.0)
+        with pytest.raises(SessionBrokenError, match=rf"kill -CONT {server.pid} on \S+ resumes it with all variables"):
+            session.ranks.heal()
+    finally:
+        server.resume()
+    wait_until(lambda: not any(host.is_stopped for host in session._parts.cluster.hosts), 3.0)
+
+    outpost = server.parent()
+    outpost.suspend()
+    wait_until(lambda: outpost.status() != psutil.STATUS_STOPPED, 3.0, "its server resumes it")
+    assert sum_of(session) == ["4"] * 4
 
 
 def test_the_stop_button_of_vs_code_ends_nothing(session):

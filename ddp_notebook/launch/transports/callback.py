@@ -58,7 +58,7 @@ class OutpostConnection(Transport):
         wire: Endpoint,
         lease_s: float,
         why: Callable[[], str],
-        stopped: Collection[str],
+        stopped: Collection[str] = (),
     ) -> None:
         self.name = name
         self.machine = _machine(arrived)
