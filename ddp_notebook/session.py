@@ -877,7 +877,8 @@ class Session:
         Raises:
             UsageError: nothing was recorded of this cell.
         """
-        self._views.show(cell)
+        with uninterrupted("interrupted, but the monitor is shown"):  # NumPy would replace an interrupt by an error
+            self._views.show(cell)
 
     @property
     def _views(self) -> ViewPlacement:

@@ -177,8 +177,8 @@ class NotebookKernel:
         self._replies.setdefault(message["parent_header"].get("msg_id", ""), Reply()).read(message)
 
     def wait_under(self, message_id: str, is_there: Callable[[Reply], bool], timeout_s: float = 30.0) -> Reply:
-        """Read output that appears below a finished cell until a condition is met. Return all output of the cell."""
-        reply, until = self._replies[message_id], time.monotonic() + timeout_s
+        """Read output of a cell, even a finished one, until a condition is met. Return all output of the cell."""
+        reply, until = self._replies.setdefault(message_id, Reply()), time.monotonic() + timeout_s
         while not is_there(reply):
             try:
                 self._read_of_another(self.client.get_iopub_msg(timeout=max(0.1, until - time.monotonic())))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
+import socket
+import threading
 
 import pytest
 
 import ddp_notebook
+from ddp_notebook import stdlib
 from ddp_notebook.errors import RankError, UsageError
 from ddp_notebook.wire import signals
 from tests.conftest import wait_until
@@ -207,6 +211,43 @@ begin(target=replace).start()
         assert (
             session.run("dist.barrier(); kept, len([1]), isinstance(1, int)", timeout_s=10)[1].result == "(5, 1, True)"
         )
+
+
+def test_copies_of_modules_have_their_own_methods(monkeypatch):
+    def fail(*_, **__):
+        raise AssertionError("a cell has replaced this method")
+
+    assert stdlib.threading and stdlib.queue and stdlib.socket  # copied at their first use, before a cell runs
+    for cls, names in (
+        (threading.Event, "set wait is_set clear"),
+        (threading.Condition, "__enter__ __exit__ wait notify_all"),
+        (queue.Queue, "get put"),
+        (socket.socket, "send recv accept bind listen fileno close settimeout"),
+    ):
+        for name in names.split():
+            monkeypatch.setattr(cls, name, fail, raising=False)
+    event, waiting = stdlib.threading.Event(), stdlib.queue.Queue()
+    event.set()
+    waiting.put(5)
+    near, far = stdlib.socket.socketpair()
+    near.send(b"x")
+
+    assert event.wait(1) and waiting.get() == 5 and far.recv(9) == b"x"
+    server = stdlib.socket.create_server(("127.0.0.1", 0))
+    caller = stdlib.socket.create_connection(server.getsockname())
+    called, _ = server.accept()
+    caller.sendall(b"y")
+    assert called.recv(9) == b"y" and isinstance(called, socket.socket)
+    for one in (near, far, server, caller, called):
+        one.close()
+
+
+def test_replaced_methods_of_sockets_selectors_and_events_end_no_rank(make_session_alone, tmp_path):
+    session = make_session_alone(2)
+    for kind in ("sockets: methods of sockets fail", "select: selectors return nothing"):
+        folder = tmp_path / kind.partition(":")[0]
+        folder.mkdir()
+        reset_stop_and_go_on(session, kind, "a loop", folder, forms_anew=True)
 
 
 @pytest.mark.parametrize("broken", ["def broken(*_, **__): raise SystemExit(3)", "def broken(*_, **__): sleep(600)"])

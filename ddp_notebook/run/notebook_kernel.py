@@ -5,10 +5,13 @@ Also the user's thread and the start of the next cell.
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
+
+_AGAIN_S = 0.05  # from a press in a hook before a cell until it is repeated in the cell
 
 
 def ipython() -> Any:
@@ -74,9 +77,21 @@ def before_next_cell(act: Callable[[], object]) -> None:
 
     def do() -> None:
         shell.events.unregister("pre_execute", do)
-        act()
+        try:
+            act()
+        except KeyboardInterrupt:  # IPython would print it with frames of this package, and run the cell
+            _interrupt_in(_AGAIN_S)
 
     shell.events.register("pre_execute", do)
+
+
+def _interrupt_in(seconds: float) -> None:
+    """Repeat a press of stop when the cell runs."""
+    main = threading.main_thread().ident
+    if main is not None and hasattr(signal, "pthread_kill"):
+        timer = threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGINT))
+        timer.daemon = True
+        timer.start()
 
 
 def is_users_thread() -> bool:

@@ -27,6 +27,7 @@ from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.identities import Identity
 from ddp_notebook.registry.lookup import TORCHRUN
 from ddp_notebook.registry.torchrun import RankEntry
+from ddp_notebook.run.cells.interrupt import uninterrupted
 from ddp_notebook.run.groups.diagnosis import verdict
 from ddp_notebook.run.groups.rank_view import RankView, Views
 from ddp_notebook.run.interrupted import OF_TORCHRUN_JOB, tells_interrupts
@@ -382,7 +383,8 @@ class TorchrunJob:
         Raises:
             UsageError: nothing was recorded of this cell.
         """
-        self._views.show(cell)
+        with uninterrupted("interrupted, but the monitor is shown"):  # NumPy would replace an interrupt by an error
+            self._views.show(cell)
 
     @property
     def _views(self) -> ViewPlacement:

@@ -139,9 +139,9 @@ class Endpoint:
         """Wake the thread, and return whether it has begun a round of its loop in time."""
         rounds, until = self.rounds, time.monotonic() + timeout_s
         self._wake(force=True)
-        while self.rounds == rounds and time.monotonic() < until:
+        while self.rounds == rounds and not self._closing and time.monotonic() < until:
             time.sleep(_ROUND_S)
-        return self.rounds != rounds
+        return self.rounds != rounds or self._closing
 
     def send(self, message: Message, peer: str = "") -> None:
         """Send a message. It arrives once and in order, also after a reconnect."""

@@ -23,7 +23,7 @@ _GROUP = "%%on_all_ranks\ngroup = dist.new_group([0, 1])\ndist.destroy_process_g
 _CONT = r"kill -CONT (\d+ )*{pid}\b"
 _RESUMED = r"process {pid}\).* was stopped and has been resumed; nothing is lost"
 _NONE = "sum 2"  # the process has no effect on cells
-_LOST = r"two was lost|rank 1 died"
+_LOST = r"(one|two) was lost|rank [01] died"
 
 
 class Kind(NamedTuple):
@@ -49,9 +49,7 @@ class Kind(NamedTuple):
 KINDS = {
     "rank": Kind(SLEEP, _CONT, SUM, r"rank 1 died\. %ddp_heal replaces it", "%ddp_heal", keeps=False),
     "store": Kind(_GROUP, rf"{_CONT}|was replaced", _GROUP, ""),
-    "TCPStore": Kind(
-        CONNECT, r"value", CONNECT, "value"
-    ),  # the store resumes or replaces it, and says so in the next cell
+    "TCPStore": Kind(CONNECT, r"value", CONNECT, "value"),  # its store resumes or replaces it
     "watchdog": Kind(SLEEP, _RESUMED, SLEEP, r"replaces one that had ended; nothing is lost"),
     "controller": Kind(_CALL, _CONT, _CALL, r"\[1, 1\]|has ended"),
     "part of the controller": Kind(_CALL, _CONT, _CALL, r"\[1, 1\]|has ended"),
@@ -60,11 +58,11 @@ KINDS = {
     "cleaner": Kind(SUM, _NONE, SUM, _NONE),
     "carrier": Kind(SLEEP, _CONT, SUM, _NONE),
     "end of a carrier": Kind(SUM, _NONE, SUM, _NONE),
-    "stream": Kind(SLEEP, r"two has sent nothing for \d s\. Nothing is lost", SUM, _LOST, "%ddp_heal", keeps=False),
+    "stream": Kind(SLEEP, r"(one|two) has sent nothing for \d s\. Nothing is lost", SUM, _LOST, "%ddp_heal", keeps=False),
     "proxy": Kind(SLEEP, _CONT, SUM, _LOST, "%ddp_heal", keeps=False),
     "ssh": Kind(SLEEP, _CONT, SUM, _LOST, "%ddp_heal", keeps=False),
     "parent": Kind(SLEEP, _RESUMED, SUM, _LOST, "%ddp_heal", keeps=False),
-    "host server": Kind(SLEEP, _CONT, SUM, rf"%ddp_restart|{_LOST}", "%ddp_restart", keeps=False),
+    "host server": Kind(SLEEP, _CONT, SUM, rf"%ddp_restart|%ddp_start starts another|{_LOST}", "%ddp_restart", keeps=False),
     "keeper": Kind(SLEEP, _CONT, SUM, r"%ddp_restart", "%ddp_restart", keeps=False),
 }
 OF_JUPYTER_AND_SSHD = {"notebook", "sshd"}

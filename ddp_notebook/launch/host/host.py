@@ -121,6 +121,7 @@ class Hearing:
 _log = logging.getLogger(__name__)
 _ANSWER_S = 1.5  # time limit for requests that take the server a millisecond
 _LOOK_S = 0.25  # interval of checks whether the server was stopped
+_READS_S = 0.1  # the reader thread takes waiting data within this time
 _END_S = 8.0  # time to end processes, after their grace period
 TextCallback = Callable[[int, int, bytes], None]  # process, fd, bytes
 _R = TypeVar("_R", bound=Message)
@@ -154,6 +155,7 @@ class Host:
         self.release()
         self._leaders: dict[int, Identity] = {}  # process -> identity; each leads an OS session
         self._requests = Requests(transport)
+        self._taken = 0  # pieces of data that the reader thread has taken
         self._closing = False
         self._given_up = ""  # the reason
         self._numbers = itertools.count() if numbers is None else numbers
@@ -425,7 +427,7 @@ class Host:
                 "%ddp_restart starts new ranks"
             )
         where = "" if self.is_here else f" on {self.name}"
-        if self.transport.has_unread:  # the server answers
+        if not self._reads:  # the server answers
             pid = os.getpid()
             held = f" ({why})" if (why := processes.held(pid)) else ""
             return (
@@ -437,6 +439,15 @@ class Host:
             f"the host server (pid {self.pid}{where}) did not answer {_name(message)!r} in {waited_s:.3g} s{held}; "
             "nothing is lost if it answers again, and %ddp_restart starts new ranks"
         )
+
+    @property
+    def _reads(self) -> bool:
+        """False if data of the server have arrived that the reader thread does not take. Waits a moment then."""
+        taken = self._taken
+        if not self.transport.has_unread:
+            return True
+        time.sleep(_READS_S)
+        return self._taken != taken or not self.transport.has_unread
 
     def next_number(self) -> int:
         """Return an unused number for a new process."""
@@ -566,6 +577,7 @@ class Host:
     def _read(self) -> None:
         unpacker = framing.Unpacker()
         while data := self.transport.receive():
+            self._taken += 1
             self._pulse.hear()
             for frame in unpacker.feed(data):
                 if isinstance(frame, framing.ProcessText):

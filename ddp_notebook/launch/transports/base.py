@@ -19,7 +19,9 @@ BEAT_S = 1.0  # interval of heartbeats while nothing else is sent
 
 
 def is_readable(fd: int) -> bool:
-    """Return whether a file descriptor has data that were not read. False if it is closed."""
+    """Return whether a file descriptor has data that were not read. A closed one (-1) has none."""
+    if fd < 0:
+        return False
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return any(event & select.POLLIN for _, event in poll.poll(0))

@@ -216,7 +216,7 @@ class SshTransport(Transport):
     @property
     def has_unread(self) -> bool:
         assert self._ssh.stdout is not None
-        return is_readable(self._ssh.stdout.fileno())
+        return not self._ssh.stdout.closed and is_readable(self._ssh.stdout.fileno())
 
     @property
     def silent_s(self) -> float:

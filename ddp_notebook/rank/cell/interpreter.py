@@ -276,10 +276,12 @@ def _starts_threads(threading: Any) -> bool:
 
     def start() -> None:
         try:
-            thread = threading.Thread(target=lambda: None, name="ddp-try", daemon=True)
+            ran: list[bool] = []
+            thread = threading.Thread(target=lambda: ran.append(True), name="ddp-try", daemon=True)
             thread.start()
             thread.join(_START_S)
-            begun.release()
+            if ran:
+                begun.release()
         except BaseException as error:
             failed.append(error)
             if begun.locked():
