@@ -58,11 +58,15 @@ KINDS = {
     "cleaner": Kind(SUM, _NONE, SUM, _NONE),
     "carrier": Kind(SLEEP, _CONT, SUM, _NONE),
     "end of a carrier": Kind(SUM, _NONE, SUM, _NONE),
-    "stream": Kind(SLEEP, r"(one|two) has sent nothing for \d s\. Nothing is lost", SUM, _LOST, "%ddp_heal", keeps=False),
+    "stream": Kind(
+        SLEEP, r"(one|two) has sent nothing for \d s\. Nothing is lost", SUM, _LOST, "%ddp_heal", keeps=False
+    ),
     "proxy": Kind(SLEEP, _CONT, SUM, _LOST, "%ddp_heal", keeps=False),
     "ssh": Kind(SLEEP, _CONT, SUM, _LOST, "%ddp_heal", keeps=False),
     "parent": Kind(SLEEP, _RESUMED, SUM, _LOST, "%ddp_heal", keeps=False),
-    "host server": Kind(SLEEP, _CONT, SUM, rf"%ddp_restart|%ddp_start starts another|{_LOST}", "%ddp_restart", keeps=False),
+    "host server": Kind(
+        SLEEP, _CONT, SUM, rf"%ddp_restart|%ddp_start starts another|{_LOST}", "%ddp_restart", keeps=False
+    ),
     "keeper": Kind(SLEEP, _CONT, SUM, r"%ddp_restart", "%ddp_restart", keeps=False),
 }
 OF_JUPYTER_AND_SSHD = {"notebook", "sshd"}
