@@ -242,7 +242,7 @@ def test_copies_of_modules_have_their_own_methods(monkeypatch):
         one.close()
 
 
-def test_replaced_methods_of_sockets_selectors_and_events_end_no_rank(make_session_alone, tmp_path):
+def test_replaced_methods_of_sockets_end_no_rank(make_session_alone, tmp_path):
     session = make_session_alone(2)
     for kind in ("sockets: methods of sockets fail", "select: selectors return nothing"):
         folder = tmp_path / kind.partition(":")[0]
