@@ -149,7 +149,8 @@ class LineParser(argparse.ArgumentParser):
         try:
             return kind(text)
         except ValueError:
-            self.error(f"{name} must be a {what}, got {text!r}")
+            article = "an" if what[0] in "aeiou" else "a"
+            self.error(f"{name} must be {article} {what}, got {text!r}")
 
 
 def line_of(build: Callable[[], LineParser]) -> Callable[[Callable[..., None]], Callable[..., None]]:

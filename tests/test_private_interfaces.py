@@ -827,7 +827,7 @@ def test_what_a_repeated_forward_needs():
 
     assert torch.nn.Module.__call__.__name__ == "_wrapped_call_impl"
     assert "optimizer.step" in inspect.getsource(GradScaler._maybe_opt_step)
-    assert isinstance(torch.autograd._get_sequence_nr(), int)
+    assert isinstance(torch.autograd._get_sequence_nr(), int)  # type: ignore[attr-defined]
     parameter = torch.nn.Parameter(torch.ones(1))
     parameter.register_post_accumulate_grad_hook(lambda _: None)
     assert parameter._post_accumulate_grad_hooks

@@ -239,6 +239,12 @@ def test_same_batches(run, wrap):
     assert run(code + LOOP.format(forward="model(torch.ones(4, 8))")) == []
 
 
+def test_same_batches_of_a_local_model(run):
+    lines = MODEL.replace("10 + rank", "10") + LOOP.format(forward="model(x)")
+    found = run("def train():\n" + "".join(f"    {line}\n" for line in lines.splitlines()) + "train()")
+    assert len(found) == 1 and "ranks 0,1 gave Sequential the same inputs in all 6 compared steps" in found[0]
+
+
 def test_a_loss_that_is_not_finite(run):
     where = random.Random(SEED)
     bad, at = where.randrange(2), where.randrange(5)

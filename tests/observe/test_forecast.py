@@ -14,8 +14,10 @@ from ddp_notebook.observe.files import load
 from ddp_notebook.observe.forecast.forecast import forecast
 from ddp_notebook.observe.forecast.network import Link, Network, Transfer, fit
 from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.steps.run import run_of
+from ddp_notebook.records.units import ms
 from ddp_notebook.widgets import simulate as simulate_widgets
-from tests.observe.synthetic import MS, Synthetic, simulate
+from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 
 MB = 1_000_000
 
@@ -52,6 +54,33 @@ def test_the_recorded_run_is_predicted(shape):
     found = forecast(simulate(steps=30, **shape), [4])
     assert abs(found.error) < 0.01 and found.measured is not None
     assert found.measured_ns / MS == pytest.approx(found.measured.step_ns / MS)
+
+
+def test_the_mean_of_the_report_is_named():
+    even = forecast(simulate(steps=30, world_size=2), [4])
+    assert "the mean of %ddp_report" not in str(even)
+    # Of 200 steps the forecast takes 40, and the report leaves out the shortest and the longest ones.
+    run = simulate(steps=200, world_size=2, noise_ms=8, seed=1)
+    found = forecast(run, [4])
+    report = run_of(run, 1)
+    assert report is not None and found.report_ns == report.step_ns and ms(report.step_ns) != ms(found.measured_ns)
+    (line,) = [one for one in str(found).splitlines() if one.startswith("For ")]
+    assert f"(mean of 40 steps; the mean of %ddp_report has other steps: {ms(report.step_ns)})" in line
+
+
+@pytest.mark.parametrize(("busy", "ready"), [(3.9, 0.3), (3.9, 0.01), (1.9, 0.3)])
+def test_a_run_on_a_busy_machine_gets_a_note(busy, ready):
+    run = simulate(steps=30, world_size=2)
+    for rank in (0, 1):
+        for second in (-1, 3):
+            counted = {"ready_ns": ready, "ran_ns": 0.9, "host_busy_ns": busy}
+            row = {name: int(1e10 + second * 1e9 * share) for name, share in counted.items()}
+            at_ns = BEGIN_NS + second * 10**9
+            run.add("resource", rank=rank, time_ns=at_ns, cores=4, host_cores=4, gpu_allocated_bytes=-1, **row)
+    text = str(forecast(run, [4]))
+    assert ("Other processes used the cores: rank 0 had no free core for up to 40.0 ms of a step" in text) == (
+        busy > 3 and ready > 0.1
+    )
 
 
 @pytest.mark.parametrize("ranks", [4, 8, 32])

@@ -6,6 +6,7 @@ times       parts of a step by rank, changes beyond noise, and the cause
 calls       collectives by the line that calls them
 settings    ranks, batch, gradients, data loading, memory
 numbers     the first metric, tensor or gradient that differs
+samples     samples that DataLoaders gave, by their indices
 names       names that are equal in both runs
 page        the result as an HTML page
 named       runs by number of a cell, file or folder

@@ -8,13 +8,14 @@ import re
 import sys
 from typing import NoReturn
 
-from ddp_notebook.errors import DDPNotebookError, UsageError
-from ddp_notebook.observe.compare.named import compare_named
+from ddp_notebook.errors import DDPNotebookError, MissingRecordingError, UsageError
+from ddp_notebook.observe.compare.named import compare_named, is_missing
 from ddp_notebook.observe.writing import in_a_folder, write_whole
 from ddp_notebook.records.units import percent
 
 _PERCENT = re.compile(r"(\d+(?:\.\d*)?)\s*%?")
 BAD_INPUT = 2
+USAGE = "usage: python -m ddp_notebook diff A B [--fail-above 10%] [--json FILE] [--html FILE]"
 
 
 def run(arguments: list[str]) -> int:
@@ -25,16 +26,20 @@ def run(arguments: list[str]) -> int:
     """
     try:
         given = _parser().parse_args(arguments)
-    except SystemExit as exit_:  # argparse has printed the usage
-        return int(exit_.code or 0)
-    try:
         limit = None if given.fail_above is None else _share(given.fail_above)
+        for name in (given.a, given.b):
+            if is_missing(name):
+                raise MissingRecordingError(
+                    f"{name} does not exist: name a saved recording, or a folder of DDP_NOTEBOOK_RECORD"
+                )
         found = compare_named([given.a, given.b], _no_session)
         if given.json:
             text = json.dumps(found.to_json(), indent=1).encode()
             write_whole(in_a_folder(given.json), lambda file: file.write(text + b"\n"))
         if given.html:
             found.save_html(given.html)
+    except SystemExit:  # after --help
+        return 0
     except DDPNotebookError as error:
         print(error, file=sys.stderr)
         return BAD_INPUT
@@ -53,11 +58,18 @@ def _no_session() -> NoReturn:
     raise UsageError("this command compares files and folders: name two recordings, not numbers of cells")
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; {USAGE}")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m ddp_notebook diff", allow_abbrev=False, description="Compare two runs.")
+    parser = _Parser("python -m ddp_notebook diff", allow_abbrev=False, description="Compare two runs.")
     parser.add_argument("a", metavar="A", help="a saved recording, or a folder of DDP_NOTEBOOK_RECORD")
     parser.add_argument("b", metavar="B", help="the other one; run.npz:6 is the training run In [6] of a recording")
-    parser.add_argument("--fail-above", metavar="10%%", help="exit with status 1 if B is slower by more than this")
+    parser.add_argument(
+        "--fail-above", metavar="SHARE", help="exit with status 1 if B is slower by more than this, such as 10%%"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the comparison as JSON")
     parser.add_argument("--html", metavar="FILE", help="write the comparison as an HTML page")
     return parser

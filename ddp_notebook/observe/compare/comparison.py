@@ -11,6 +11,7 @@ import numpy as np
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.compare.calls import CallChange, calls
 from ddp_notebook.observe.compare.numbers import NumberChange, Numbers, numbers
+from ddp_notebook.observe.compare.samples import Samples, samples
 from ddp_notebook.observe.compare.settings import MemoryChange, Setting, memory, settings
 from ddp_notebook.observe.compare.sides import FEWEST_STEPS, Side, cells_with_steps, side
 from ddp_notebook.observe.compare.times import PARTS, PartChange, TimeChange, times
@@ -41,6 +42,7 @@ class Comparison:
     calls: tuple[CallChange, ...]
     memory: tuple[MemoryChange, ...]
     numbers: Numbers
+    samples: Samples
     notes: tuple[str, ...]  # sentences about the evidence
     is_backward: bool = False  # both runs are in one recording, and B ran before A
 
@@ -48,7 +50,13 @@ class Comparison:
     def is_found(self) -> bool:
         """Return whether anything differs beyond noise: times, calls, memory, settings or numbers."""
         return bool(
-            self.time.is_found or self.time.found or self.settings or self.calls or self.memory or self.numbers.is_found
+            self.time.is_found
+            or self.time.found
+            or self.settings
+            or self.calls
+            or self.memory
+            or self.numbers.is_found
+            or self.samples.is_found
         )
 
     def exceeds(self, share: float) -> bool:
@@ -62,6 +70,11 @@ class Comparison:
         which = ", an earlier run" if self.is_backward else ""
         return f"Changes from A, the base ({first}), to B ({second}{which})"
 
+    @property
+    def input_sentences(self) -> tuple[str, ...]:
+        """Return the sentence about the loaded samples, if these or numbers differ. Equal samples rule out a cause."""
+        return (self.samples.sentence,) if self.samples.is_found or self.numbers.is_found else ()
+
     def __repr__(self) -> str:
         return f"<Comparison of {self.labels[0]} and {self.labels[1]}: {self.time.sentence}>"
 
@@ -74,6 +87,7 @@ class Comparison:
             "",
             f"Time: {self.time.sentence}.",
             f"Numbers: {self.numbers.sentence}.",
+            *(f"Input: {one}." for one in self.input_sentences),
             *(f"{note}." for note in (*self.notes, *self.time.notes)),
         ]
         if rows := self.table():
@@ -170,6 +184,14 @@ class Comparison:
                 "others": [_number(one) for one in self.numbers.others],
                 "apart": [_number(one) for one in self.numbers.apart],
             },
+            "samples": {
+                "sentence": self.samples.sentence,
+                "is_found": self.samples.is_found,
+                "compared": self.samples.compared,
+                "step": self.samples.step,
+                "loader": self.samples.loader,
+                "ranks": list(self.samples.ranks),
+            },
             "notes": [*self.notes, *self.time.notes],
         }
 
@@ -216,7 +238,8 @@ def compare(
         calls=calls(first, second),
         memory=memory(first, second),
         numbers=numbers(first, second),
-        notes=(*_thin(first, "A"), *_thin(second, "B"), *_lost(a, b)),
+        samples=samples(first, second),
+        notes=(*_thin(first, "A"), *_thin(second, "B"), *_lost(a, b), *_other_ranks(first, second)),
         is_backward=a is b and second.run.cell < first.run.cell,
     )
 
@@ -248,6 +271,15 @@ def _thin(one: Side, name: str) -> tuple[str, ...]:
 def _lost(a: RecordedTables, b: RecordedTables) -> tuple[str, ...]:
     lost = sum(sum(one.dropped.values()) for one in ([a] if a is b else [a, b]))
     return (f"{lost:,} rows were lost: some steps may be missing",) if lost else ()
+
+
+def _other_ranks(a: Side, b: Side) -> tuple[str, ...]:
+    if a.run.ranks == b.run.ranks:
+        return ()
+    return (
+        "With another number of ranks, parts of the batch and averages differ in a right program too: only inputs of "
+        "collectives are compared",
+    )
 
 
 def _ranks(run: TrainingRun) -> str:

@@ -75,6 +75,18 @@ def named(name: str, recorded: Callable[[], Recording]) -> Named:
     return recording, None if cell is None else _cell_of(recording, cell, source), source
 
 
+def is_missing(name: str) -> bool:
+    """Return whether a name is neither a number nor an existing path, with or without the number of a cell.
+
+    Example:
+        >>> is_missing("6"), is_missing("/:6"), is_missing("/nowhere")
+        (False, False, True)
+    """
+    inside = _IN_FILE.fullmatch(name)
+    paths = [name, *([inside[1]] if inside is not None else [])]
+    return _NUMBER.fullmatch(name) is None and not any(os.path.exists(os.path.expanduser(path)) for path in paths)
+
+
 def _cell_of(recording: Recording, number: int, where: str) -> int:
     """Return the last cell with optimizer steps that has this number in its prompt, or else this number."""
     cells = cells_with_steps(recording)

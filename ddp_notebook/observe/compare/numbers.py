@@ -7,6 +7,7 @@ of fast training only some steps.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -332,7 +333,9 @@ def _are_of_training(calls: Rows) -> npt.NDArray[np.bool_]:
 def _compare_tensors(a: Side, b: Side) -> tuple[list[NumberChange], int, int]:
     """Return the first differing tensors, the number of compared tensors, and the number of those of training."""
     codes: Codes = {}
-    first, second = _tensors(a, codes), _tensors(b, codes)
+    # With another number of ranks, results of collectives always differ.
+    compared: Sequence[int] = range(_LOCAL) if a.run.ranks == b.run.ranks else [_INPUT]
+    first, second = _tensors(a, codes, compared), _tensors(b, codes, compared)
     _, at, to = np.intersect1d(first.key, second.key, return_indices=True)
     if not len(at):
         return [], 0, 0
@@ -386,7 +389,8 @@ def _differ(
     return differs & is_compared, is_compared
 
 
-def _tensors(side: Side, codes: Codes) -> _Tensors:
+def _tensors(side: Side, codes: Codes, sides: Sequence[int] = range(_LOCAL)) -> _Tensors:
+    """Return the recorded values of collectives, on these sides of them, and of gradients."""
     calls = side.rows.rows("call")
     keys, end, _ = side.recording.store.value_keys.since(0)
     order = np.argsort(keys, kind="stable")
@@ -396,7 +400,7 @@ def _tensors(side: Side, codes: Codes) -> _Tensors:
     rank, step, issue_ns = (calls[name].astype(np.int64) for name in ("rank", "step", "issue_ns"))
     of_call = keys_of(rank, calls["call"], np.uint64(0))
     found = []
-    for number in range(_LOCAL):
+    for number in sides:
         wanted = of_call | np.uint64(number)
         at = np.searchsorted(keys, wanted, side="right") - 1
         has = np.flatnonzero(is_compared & (at >= 0) & (keys[np.maximum(at, 0)] == wanted)) if len(keys) else order[:0]

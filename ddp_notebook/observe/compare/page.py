@@ -53,6 +53,7 @@ def render(comparison: Comparison) -> str:
         f"<p class='summary'>{_text(comparison.direction)}.</p>",
         f"<p class='summary'>Time: {_text(times.sentence)}.</p>",
         f"<p class='summary'>Numbers: {_text(comparison.numbers.sentence)}.</p>",
+        *(f"<p class='summary'>Input: {_text(one)}.</p>" for one in comparison.input_sentences),
         *(f"<p class='note'>{_text(note)}.</p>" for note in (*comparison.notes, *times.notes)),
         _runs(comparison),
     ]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.observe.compare.sides import Side, block_of, variation
-from ddp_notebook.observe.report.cores import taken
+from ddp_notebook.observe.report.cores import lacks
 from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.steps.waits import straggler_of
 from ddp_notebook.records.units import ms
@@ -235,23 +235,38 @@ def _cause(parts: Sequence[PartChange], change_ns: float, critical: int, world_s
     return words, min(abs(top.change_ns), abs(change_ns))
 
 
+def _periods(steps: StepTable) -> dict[int, tuple[int, int, int]]:
+    """Return the begin, the end and the number of each rank's steps."""
+    found = {}
+    for rank in steps.ranks:
+        own = steps.rank == rank
+        found[int(rank)] = int(steps.start_ns[own].min()), int(steps.end_ns[own].max()), int(own.sum())
+    return found
+
+
 def _load(a: Side, b: Side) -> tuple[float, tuple[str, ...]]:
     """Return the time per step that other programs on the machine explain, and notes about cores.
 
     Time without a free core is no change of the program if other processes used the cores.
     """
-    first, second = taken(a.rows, a.every.settled), taken(b.rows, b.every.settled)
+    first, second = lacks(a.recording, _periods(a.every)), lacks(b.recording, _periods(b.every))
     if first is None or second is None:
         return 0.0, ()
-    lacks = first.share * a.run.step_ns, second.share * b.run.step_ns
-    more = lacks[1] - lacks[0]
-    slower = second if more > 0 else first
-    if abs(more) < max(_LEAST_SHARE * min(a.run.step_ns, b.run.step_ns), _LEAST_NS):
+    both = sorted(set(first[0]) & set(second[0]))
+    if not both:
+        return 0.0, ()
+    rank = max(both, key=lambda one: abs(second[0][one] - first[0][one]))
+    before, after = min(first[0][rank], a.run.step_ns), min(second[0][rank], b.run.step_ns)
+    slower = second[1] if after > before else first[1]
+    if abs(after - before) < max(_LEAST_SHARE * min(a.run.step_ns, b.run.step_ns), _LEAST_NS):
         return 0.0, ()
     cause = ""  # unknown
     if slower.by_others:
         cause = ": other processes used the cores"
     elif slower.by_ranks:
         cause = ": the ranks themselves used all cores"
-    note = f"A rank had no free core for {ms(lacks[1])} instead of {ms(lacks[0])} of a step{cause}"
-    return (abs(more) if slower.by_others else 0.0), (note,)
+    by_load = abs(after - before) if slower.by_others else 0.0
+    if (after > before) != (b.run.step_ns > a.run.step_ns):
+        return by_load, ()  # it does not explain the change
+    note = f"Rank {rank} had no free core for up to {ms(after)} instead of {ms(before)} of a step{cause}"
+    return by_load, (note,)

@@ -29,6 +29,7 @@ from ddp_notebook.observe.forecast.timeline import (
     transfers,
     with_buckets,
 )
+from ddp_notebook.observe.report.cores import lacks
 from ddp_notebook.observe.steps.run import run_of
 from ddp_notebook.observe.tables.matching import RowSource, in_cell, label_of
 from ddp_notebook.observe.tables.parts import Bounded, CellPart
@@ -46,6 +47,7 @@ _PAYS = 1.5  # doubling the ranks pays if samples/s grow by at least this factor
 _DOUBLINGS = 16
 _FEW_TRANSFERS = 10
 _LITTLE_TRANSFER = 0.02  # share of a step
+_BUSY = 0.05  # share of a step without a core that a note reports
 _SHARDED = [ORIGINS.index(origin) for origin in ("fsdp", "dtensor", "pipeline")]
 _PIPELINE, _OPTIMIZER = SPANS.index("pipeline"), SPANS.index("optimizer")
 _MB = 1 << 20  # unit of `bucket_cap_mb` in DDP
@@ -184,6 +186,7 @@ def forecast(
             *_of_network(asked, found, model.network),
             *_thin(found, steps, measured_ns, asked),
             *_assumed(asked),
+            *_busy(recording, own, measured_ns),
             "Left out: more ranks that share processors, memory or disks, input that loads slower, and ranks that are "
             "slower than those of this run",
         ),
@@ -233,7 +236,8 @@ def _pair(name: str, value: float | Sequence[float] | None, unit: str) -> tuple[
         raise UsageError(f"{name} must be one value or two, inside and between nodes, got {len(values)}")
     least = 0 if unit == "microseconds" else np.nextafter(0, 1)
     if not all(least <= one < float("inf") for one in values):
-        raise UsageError(f"{name} must be a positive number of {unit}, got {', '.join(f'{one:g}' for one in values)}")
+        kind = "number, 0 or more," if least == 0 else "positive number"
+        raise UsageError(f"{name} must be a {kind} of {unit}, got {', '.join(f'{one:g}' for one in values)}")
     return tuple(float(one) for one in values)
 
 
@@ -256,8 +260,9 @@ def _recorded(recording: Bounded, cell: int | None) -> tuple[CellPart, str, Reco
     label = label_of(recording, cell)
     _refuse_others(own, recorded.ranks, label)
     if len(recorded.steps) < _FEWEST_STEPS:
+        some = f"{len(recorded.steps)} comparable step{'s' * (len(recorded.steps) != 1)}"
         raise UsageError(
-            f"no forecast: {label} has {len(recorded.steps)} comparable steps after the first two, and "
+            f"no forecast: {label} has {some} after the first two, and "
             f"{_FEWEST_STEPS} are needed; train more steps, each with the same collectives on all ranks"
         )
     return own, label, recorded
@@ -505,6 +510,24 @@ def _thin(found: Fit | None, steps: Sequence[StepEvents], step_ns: float, asked:
             "uncertain; --network gives the rate",
         )
     return ()
+
+
+def _busy(recording: RowSource, own: RowSource, step_ns: float) -> tuple[str, ...]:
+    """Return a note if other programs used the cores, so that messages waited for one too."""
+    spans = own.rows("span")
+    steps = spans[(spans["kind"] == _OPTIMIZER) & (spans["end_ns"] >= 0)]
+    periods = {}
+    for rank in np.unique(steps["rank"]).tolist():
+        ends = steps["end_ns"][steps["rank"] == rank]
+        periods[rank] = int(spans["start_ns"][spans["rank"] == rank].min()), int(ends.max()), len(ends)
+    found = lacks(recording, periods)
+    if found is None or not found[1].by_others or max(found[0].values()) < _BUSY * step_ns:
+        return ()
+    rank, lack_ns = max(found[0].items(), key=lambda one: one[1])
+    return (
+        f"Other processes used the cores: rank {rank} had no free core for up to {ms(lack_ns)} of a step. The fitted "
+        "network contains such waits, so a run on other ranks differs if the load does",
+    )
 
 
 def _assumed(asked: _Asked) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ The numbers come from the statistics of the scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,8 +83,7 @@ def taken(recording: RowSource, steps: StepTable) -> CoreUse | None:
         recording: source of `RESOURCE` rows.
         steps: steps of one cell, at least one.
     """
-    rows = recording.rows("resource")
-    rows = rows[rows["ran_ns"] > 0]
+    rows = _counted(recording)
     looks: dict[int, Rows] = {}  # first and last sample, by rank
     for rank in steps.ranks:
         own = steps.rank == rank
@@ -92,13 +91,52 @@ def taken(recording: RowSource, steps: StepTable) -> CoreUse | None:
         its = rows[(rows["rank"] == rank) & (rows["time_ns"] >= begin_ns) & (rows["time_ns"] <= end_ns)]
         if len(its) < 2:
             continue
-        its = its[np.argsort(its["time_ns"], kind="stable")][[0, -1]]
+        its = its[[0, -1]]
         between_ns = int(its["time_ns"][1] - its["time_ns"][0])
         is_of_steps = end_ns - _AROUND_NS - its["time_ns"][0] >= _LEAST_SHARE * between_ns
-        if between_ns >= _LEAST_NS and is_of_steps and its["ran_ns"][1] >= its["ran_ns"][0]:
+        if is_of_steps and _are_apart(its):
             looks[rank] = its
-    if not looks:
-        return None
+    return _use(recording, looks) if looks else None
+
+
+def lacks(recording: RowSource, periods: Mapping[int, tuple[int, int, int]]) -> tuple[dict[int, float], CoreUse] | None:
+    """Return how long each rank had no free core, in nanoseconds per step, and the use of the cores.
+
+    The samples are those before the first step and after the last one, so a short run has them too. Time without a core
+    outside the run counts as well: it is an upper bound.
+
+    Args:
+        recording: source of `RESOURCE` rows.
+        periods: for each rank the begin and the end of its steps in nanoseconds, and their number.
+    """
+    rows = _counted(recording)
+    looks: dict[int, Rows] = {}
+    found: dict[int, float] = {}
+    for rank, (begin_ns, end_ns, steps) in periods.items():
+        its = rows[rows["rank"] == rank]
+        if len(its) < 2:
+            continue
+        first = np.searchsorted(its["time_ns"], begin_ns, side="right") - 1
+        last = np.searchsorted(its["time_ns"], end_ns)
+        around = its[[max(int(first), 0), min(int(last), len(its) - 1)]]
+        if _are_apart(around):
+            looks[rank] = around
+            found[rank] = float(around["ready_ns"][1] - around["ready_ns"][0]) / steps
+    return (found, _use(recording, looks)) if looks else None
+
+
+def _counted(recording: RowSource) -> Rows:
+    """Return the samples with statistics of the scheduler, in the order of time."""
+    rows = recording.rows("resource")
+    rows = rows[rows["ran_ns"] > 0]
+    return rows[np.argsort(rows["time_ns"], kind="stable")]
+
+
+def _are_apart(looks: Rows) -> bool:
+    return bool(looks["time_ns"][1] - looks["time_ns"][0] >= _LEAST_NS and looks["ran_ns"][1] >= looks["ran_ns"][0])
+
+
+def _use(recording: RowSource, looks: dict[int, Rows]) -> CoreUse:
     ready = [_rate(its, "ready_ns") for its in looks.values()]
     used: dict[str, tuple[float, float, int]] = {}
     of_host: dict[str, list[int]] = {}

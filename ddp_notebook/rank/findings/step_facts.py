@@ -103,7 +103,8 @@ class StepFacts(StepObserver):
         self._draws = RandomDraws(lambda: training.event_buffer.level != OFF)
         self._first_model: Any = None  # the model with the first training forward of the cell, until the first step
         self._drawn: dict[str, Any] = {}  # name and ranks of the model with the first training forward of the cell
-        self._of_inputs: Callable[[], Any] | None = None  # the first model with a forward in this cell
+        # The first model with a forward in this cell, with its name and ranks
+        self._of_inputs: tuple[Callable[[], Any], str, list[int]] | None = None
         self._has_bad_loss = False  # since the last step
         self.passes = Passes(self.note)
         self._values = Values(cells, lambda call: place(calls_of(call.site)), self._named_parameters)
@@ -229,16 +230,18 @@ class StepFacts(StepObserver):
 
     def _note_averaging(self) -> None:
         """Note what the notebook compares between the ranks that average gradients."""
-        model = None if self._of_inputs is None else self._of_inputs()
-        ranks = [] if model is None else ranks_of(model)
+        if self._of_inputs is None:
+            return
+        reference, name, ranks = self._of_inputs
+        if (model := reference()) is not None:  # otherwise it was a local variable of a function
+            name, ranks = model_name(model, self._namespace()), ranks_of(model)
         if len(ranks) < 2:
             return
-        name = model_name(model, self._namespace())
         if steps := self._batches.changing():
             self.note("batches", 0, model=name, ranks=ranks, steps=steps)
         if draws := self.passes.draws:
             self.note("draws", 0, ranks=ranks, draws=draws, last=self.passes.last_step)
-        if self._outside is not None and "ddp-bypassed" not in self._facts:
+        if model is not None and self._outside is not None and "ddp-bypassed" not in self._facts:
             step, outside = self._outside
             if (found := outside.facts(self._namespace())) is not None:
                 self.note("outside", step, **found)
@@ -247,7 +250,7 @@ class StepFacts(StepObserver):
 
     def inputs(self, model: Any, values: Sequence[Any]) -> None:
         if self._of_inputs is None:
-            self._of_inputs = weakref.ref(model)
+            self._of_inputs = weakref.ref(model), model_name(model, {}), ranks_of(model)
         self._batches.add(values, self._steps)
         self._draws.inputs(values)
 

@@ -55,7 +55,7 @@ class TwiceResult:
         text = f"Not deterministic: {which} differs first, in step {step} on {list_ranks(ranks)}"
         if kind == "gradient":
             text += (
-                "; its local gradients are equal on all ranks, so only the average differs"
+                "; its local gradients are equal on all ranks, so the average, or code after it, differs"
                 if self.counts.get("local gradient")
                 else "; local gradients were not seen"
             )
