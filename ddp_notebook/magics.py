@@ -282,10 +282,19 @@ def load(shell: object) -> None:
     """Register the magics with an IPython shell, and add hints to errors of cells that were meant for the ranks."""
     shell.register_magics(DDPMagics)  # type: ignore[attr-defined]
     hints.watch(shell, _has_session)
-    debugging.watch(shell)
+    debugging.watch(shell, _failure_opener)
     # The line of `%on_all_ranks` is code, for which IPython has its own completion.
     signs = {name: "%%" if name in DDPMagics.magics["cell"] else "%" for name in _MAGICS}
     magic_help.watch_completion(shell, {f"{signs[name]}{name}": magic.parser for name, magic in _MAGICS.items()})
+
+
+def _failure_opener() -> Any:
+    """Return the function that opens a debugger in the failed cell of the ranks; None if there is none."""
+    if not _has_session():
+        return None
+    from ddp_notebook import session_commands
+
+    return session_commands.failure_opener()
 
 
 def _has_session() -> bool:

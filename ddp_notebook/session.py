@@ -1021,7 +1021,8 @@ class Session:
         if wait and (numbers := [job.number for job in jobs if job.number in adopted.jobs]):
             jobs.wait(*numbers)
         return said + [
-            f"cell [{cell.execution_count}] of the earlier notebook waits at input(): %ddp_attach --wait asks you"
+            f"cell [{cell.execution_count}] of the earlier notebook waits at input() or breakpoint(): "
+            "%ddp_attach --wait asks you"
             for cell in adopted.asking
         ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from ddp_notebook import api, attach_commands, attached_job
@@ -14,7 +15,7 @@ from ddp_notebook.run import ended_recording, progress
 from ddp_notebook.run.ended_recording import EndedRecording
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ddp_notebook.launch.options import Option, StartOptions
     from ddp_notebook.run.consistency.agreement import Agreement
@@ -215,6 +216,13 @@ def recorded() -> sessions.Session | TorchrunJob | EndedRecording:
 def compare_variables(names: Sequence[str]) -> Agreement:
     """Compare variables between ranks. Without names, findings that were shown before are folded."""
     return of_session()._parts.checking.report(names)
+
+
+def failure_opener() -> Callable[[], None] | None:
+    """Return the function that opens a debugger in the failed cell of the ranks; None without that feature."""
+    session = of_session()
+    feature = session._parts.hooks.features.get("debug")
+    return None if feature is None else functools.partial(feature.open_failure, session.run)
 
 
 def of_session() -> sessions.Session:

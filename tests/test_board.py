@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -17,6 +18,7 @@ from ddp_notebook.rank.group.guard import memory_board
 from ddp_notebook.rank.group.guard.board import MARK_BITS
 from ddp_notebook.rank.group.guard.guard import PrivateBoard
 from ddp_notebook.rank.group.guard.memory_board import MemoryBoard
+from ddp_notebook.rank.group.held_time import CLOCK
 from tests.conftest import wait_until
 
 ROOM = 64
@@ -211,3 +213,30 @@ def test_a_file_that_is_another_ones_is_not_written_to(tmp_path):
         assert memory_board._mapped(place, 100_000) is not None
         *kept, inode = place.split()
         assert memory_board._mapped(" ".join([*kept, str(int(inode) + 1)]), 100_000) is None
+
+
+@pytest.mark.parametrize("is_memory", [True, False], ids=["memory", "private"])
+def test_a_debugger_holds_the_timeout_of_a_board(is_memory):
+    """That of a board in memory by its clock, and that of a gloo group by a long timeout of its operations."""
+    boards = make_boards(MemoryBoard if is_memory else PrivateBoard, 2, timedelta(seconds=0.4))
+    for board in boards:
+        board.hold_timeout(True)
+    if is_memory:
+        CLOCK.hold(True)
+
+    def late(board: Any) -> Any:
+        if board.rank == 1:
+            time.sleep(0.9)
+        return board.compare(board.post(7, True))
+
+    try:
+        assert on_each(boards, late) == [(True, True)] * 2
+    finally:
+        CLOCK.hold(False)
+        CLOCK.reset()
+    if not is_memory:
+        for board in boards:
+            board.hold_timeout(False)
+        with pytest.raises(RuntimeError, match=r"imed out waiting 400ms|Connection closed"):
+            boards[0].compare(boards[0].post(7, True))
+    boards.clear()

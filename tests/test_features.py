@@ -87,6 +87,7 @@ _NOTEBOOK = {
     "twice": (["ddp_notebook.run.twice"], ["ddp_twice"]),
     "sharding": (["ddp_notebook.run.sharding"], ["ddp_memory"]),
     "verify": (["ddp_notebook.run.verify"], ["ddp_verify"]),
+    "debug": (["ddp_notebook.run.debug"], ["ddp_debug"]),
     "files": (["ddp_notebook.run.files"], ["ddp_sync", "ddp_fetch"]),
     "keep": (["ddp_notebook.run.kept", "ddp_notebook.launch.keep"], ["ddp_attach"]),
     "torchrun": (

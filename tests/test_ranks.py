@@ -145,18 +145,14 @@ def test_a_second_session_is_refused_and_harms_nothing(session):
 @pytest.mark.parametrize(
     "code",
     [
-        "dist.breakpoint()",
-        "dist.breakpoint(rank=1, timeout_s=7)",
-        "from torch.distributed import breakpoint; breakpoint(1)",
+        "breakpoint()",
         "import pdb; pdb.Pdb().set_trace()\n1",
         "import pdb; pdb.run('x = 1')",
         "import pdb; pdb.runcall(lambda: 1)",
-        "%debug 1",
         "import bdb, pdb\ntry: 1 / 0\nexcept ZeroDivisionError: pdb.post_mortem()",
     ],
 )
 def test_a_refused_debugger_leaves_nothing_changed(session, code):
-    """torch's `breakpoint` raises the timeouts of all groups on every rank before it breaks."""
     state = (
         "import sys, signal, threading\n"
         "from torch.distributed import distributed_c10d as c10d\n"
@@ -165,7 +161,7 @@ def test_a_refused_debugger_leaves_nothing_changed(session, code):
     )
     session.run("trio = dist.new_group([0, 1])")
     before = [session.run(state)[rank].stdout for rank in (0, 1)]
-    with pytest.raises(RankError, match=r"(?s)RuntimeError: .*(stop|debugger).*\(ranks 0-1\)"):
+    with pytest.raises(RankError, match=r"(?s)RuntimeError: .*(accepts no input|debugger).*\(ranks 0-1\)"):
         session.run(code)
     assert [session.run(state)[rank].stdout for rank in (0, 1)] == before
     session.run("dist.destroy_process_group(trio)")

@@ -10,6 +10,7 @@ first_messages    the first message of a connection or of a started process, as 
 outposts          between the outpost of a job and the notebook that it connects to
 ranks             between the notebook and its ranks; further messages to ranks are in the modules below
 script_abort      aborts the operation that a torchrun script waits in
+debug_messages    holds time limits while a debugger waits, and describes failed cells
 faults            injects a fault into a rank
 files             reads files of ranks
 resize_messages   changes the number of ranks

@@ -26,7 +26,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import json
 
-VERSION = 8  # incremented at incompatible changes of the messages, this encoding or the framing in `wire.link`
+VERSION = 9  # incremented at incompatible changes of the messages, this encoding or the framing in `wire.link`
 
 _KINDS: dict[str, type[Message]] = {}
 SHOWN: set[str] = set()

@@ -18,8 +18,9 @@
     ClockProbe request the rank's clock            ClockReply   its clock, after all recorded rows
     Taken      displays were shown                 ChildStopped a child process of the rank is stopped
 
-More messages are in `script_abort`, `faults`, `files`, `resize_messages`, `survive_messages`, `completion_messages`,
-`mesh_messages` and `whos_messages`. A Jupyter kernel shows texts of messages that are declared with `shown`.
+More messages are in `script_abort`, `debug_messages`, `faults`, `files`, `resize_messages`, `survive_messages`,
+`completion_messages`, `mesh_messages` and `whos_messages`. A Jupyter kernel shows texts of messages that are declared
+with `shown`.
 """
 
 from __future__ import annotations
@@ -314,12 +315,15 @@ class Pushed(Message, shown=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRequest(Message, shown=True):
-    """`input()` or `getpass()` of a cell waits for a line."""
+    """`input()` or `getpass()` of a cell waits for a line, or a debugger waits for a command."""
 
     cell: int
     request: int  # counter of the rank
     prompt: str
     password: bool
+    stands_at: str = ""  # position of a debugger: "cell line 3 in step"; "" for input()
+    mesh: dict[str, list[int]] = field(default_factory=dict)  # coordinates of the rank by dimension of its meshes
+    place: int = 0  # number of the mark that gives its position in the rank's text; 0: it overtakes text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ resize/        changes the number of ranks
 verify/        one training step, compared with one process
 completion/    names and help for cells of ranks
 whos/          all variables of the rank
+debug/         debugger in cells, and for failed ones
 survive/       training that continues when a rank dies
 findings/      facts about training steps, for findings
 record/        records the rank's activity as rows

@@ -13,6 +13,7 @@ matters here:
   recording's event buffer.
 - `survive` comes after those that prepare a cell. In a new process it waits for variables of another rank before a
   cell's code runs.
+- `debug` comes after all features that run code around a cell, so a debugger does not stop in it.
 - `torch_errors` comes last. Other features explain errors of their own subject first.
 """
 
@@ -48,6 +49,7 @@ FEATURES = {
     "verify": "ddp_notebook.rank.verify.feature",
     "completion": "ddp_notebook.rank.completion.feature",
     "whos": "ddp_notebook.rank.whos.feature",
+    "debug": "ddp_notebook.rank.debug.feature",
     "torch_errors": "ddp_notebook.rank.torch_errors.catalogue",
 }
 
@@ -79,6 +81,7 @@ class Core:
     between: BetweenSteps = field(default_factory=BetweenSteps, init=False)  # tasks of the core, run by recording
     update_cell_hooks: Callable[[], None] = field(default=lambda: None, init=False)  # see `Feature.watches_cells`
     shell: Any = field(default=None, init=False)  # the InteractiveShell, from `engine_ready` on
+    stdin: Any = field(default=None, init=False)  # the `Stdin` of cells, from `engine_ready` on
     recording: RankRecording | None = field(default=None, init=False)  # None if that feature is off
 
 
@@ -106,6 +109,9 @@ class Feature:
     def cell_begins(self, cell: RunCell) -> None:
         """Prepare for a cell. Called before its code runs."""
 
+    def debugged_cell_begins(self, cell: RunCell) -> None:
+        """Prepare for a cell whose code names a debugger. Called after `cell_begins`."""
+
     def cell_code(self, code: str) -> str:
         """Return the code to run in place of a cell's code."""
         return code
@@ -123,6 +129,10 @@ class Feature:
 
     def cell_failed(self, error: BaseException) -> None:
         """Note facts about the error of a cell, while the frames of its traceback exist."""
+
+    def keeps_frames(self, error: BaseException) -> bool:
+        """Return whether to keep the frames of a failed cell. The feature must clear them later. Called at its end."""
+        return False
 
     def explain(self, error: BaseException) -> str:
         """Return a sentence about the cause of a cell's error; "" if there is none."""
@@ -178,6 +188,8 @@ class Hooks:
         core.update_cell_hooks = self._update_cell_hooks
         self._update_cell_hooks()
         self.cell_code = self._of("cell_code")
+        self.debugged_cell_begins = self._of("debugged_cell_begins")
+        self.keeps_frames = self._of("keeps_frames")
         self.cell_facts = self._of("cell_facts")
         self.group_forms = self._of("group_forms")
         self.group_formed = self._of("group_formed")

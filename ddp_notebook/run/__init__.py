@@ -10,6 +10,7 @@ lint/             checks of a cell's collectives before it is sent
 consistency/      compares variables across ranks
 faults/           injected faults
 twice/            a cell that runs twice from the same state
+debug/            prompts of debuggers in which ranks have stopped
 resize/           more or fewer ranks
 survive/          cells that continue when a rank dies
 divergence/       where the paths of ranks through a cell diverged
@@ -32,7 +33,7 @@ features          the features of the notebook, and their declarations
 ended_recording   the recording of the last ranks, for magics after their end
 magic_lines       declarations of the lines of most magics
 magic_help        texts of `%ddp_help`
-debugging         message in place of a debugger after an error of this package
+debugging         `%debug` in the notebook after an error of this package
 auto              sends plain cells to the ranks, for `%ddp_auto`
 hints             a line below the traceback of a cell that was meant for the ranks
 progress          progress line

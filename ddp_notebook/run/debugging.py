@@ -1,12 +1,13 @@
 """Handle `%debug` and `%pdb on` in the notebook after an error that this package has raised.
 
-The frames of such an error belong to this package, not to the user's code. So a message is shown, and no debugger
-opens.
+The frames of such an error belong to this package, not to the user's code. After a failed cell of ranks, `%debug` opens
+a debugger on them, if that feature is on. Otherwise a message is shown, and no debugger opens.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -20,24 +21,33 @@ FROM_RANKS = (
     "Print what you want to know before the line that fails, or look at variables with %on_all_ranks x. Code that "
     "fails without other ranks too can be debugged in the notebook: run it with %%local"
 )
+ON_RANKS = (
+    "ddp_notebook: the cell failed on ranks, so no debugger opens by itself. %ddp_debug opens one in the failed lines, "
+    "until the next cell runs there"
+)
 FROM_HERE = (
     "ddp_notebook: no debugger opens, since the error comes from ddp_notebook and not from your code. Its message "
     "names the remedy"
 )
 
 
-def watch(shell: Any) -> None:
+def watch(shell: Any, on_ranks: Callable[[], Callable[[], None] | None]) -> None:
     """From now on, open no debugger in frames of this package.
 
     Args:
         shell: the IPython shell.
+        on_ranks: returns the function that opens a debugger on ranks; None if there is none.
     """
     unwatch(shell)
     original = shell.debugger
 
     def debugger(force: bool = False) -> None:
         if (sentence := instead()) and (force or shell.call_pdb):
-            print(sentence, file=sys.stderr)
+            opens = on_ranks() if sentence == FROM_RANKS else None
+            if opens is not None and force:
+                opens()
+            else:
+                print(sentence if opens is None else ON_RANKS, file=sys.stderr)
         else:
             original(force=force)
 

@@ -40,6 +40,7 @@ FEATURES = {
     "verify": "ddp_notebook.run.verify.feature",
     "completion": "ddp_notebook.run.completion.feature",
     "whos": "ddp_notebook.run.whos.feature",
+    "debug": "ddp_notebook.run.debug.feature",
     "files": "ddp_notebook.run.files.feature",
     "keep": "ddp_notebook.run.kept.feature",
     "torchrun": "ddp_notebook.torchrun.feature",

@@ -15,10 +15,11 @@ from ddp_notebook.launch.cluster import Check
 from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.run import features
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.cells.watch import SideView
+from ddp_notebook.run.cells.watch import Prompts, SideView
 from ddp_notebook.run.groups.rank_view import Views
 from ddp_notebook.run.message_handlers import Handlers
 from ddp_notebook.run.output.display_target import DisplayTarget
+from ddp_notebook.run.output.screen import Screen
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.keep.keeper_client import KeeperClient
@@ -76,6 +77,16 @@ class SessionFeature:
     def side_view(self, target: DisplayTarget, code: str) -> SideView | None:
         """Return a view to show next to the output of a cell, or None."""
         return None
+
+    def cell_prompts(self, run: CellRun, screen: Screen | None, quit: Callable[[], None], may_ask: bool) -> Prompts:
+        """Return the prompts of a cell whose ranks stop in a debugger.
+
+        Args:
+            screen: shows the output of the cell; None: no output is shown.
+            quit: ends the cell on all ranks.
+            may_ask: whether the caller of the cell can answer.
+        """
+        raise NotImplementedError
 
     def survives(self, run: CellRun, check: Check) -> bool:
         """Return whether a cell continues although ranks died. Called repeatedly while the cell runs.
@@ -144,6 +155,7 @@ class SessionHooks:
         self.cell_named = self._of("cell_named")
         self.survives = self._of("survives")
         self.notices = self._of("notices")
+        self.cell_prompts = self._of("cell_prompts")
         self.rank_moved = self._of("rank_moved")
         self.before_renumbering = self._of("before_renumbering")
         self.renumbered = self._of("renumbered")

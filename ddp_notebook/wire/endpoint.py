@@ -12,6 +12,7 @@ from typing import Any
 import zmq
 
 from ddp_notebook.messages import (  # noqa: F401  # registers the message classes that an endpoint decodes
+    debug_messages,
     faults,
     files,
     outposts,

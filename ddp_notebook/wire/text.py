@@ -6,11 +6,12 @@ import codecs
 from collections import deque
 from collections.abc import Iterator
 
-from ddp_notebook.messages.ranks import Display
+from ddp_notebook.messages.ranks import Display, InputRequest
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.wire.marks import CellEnd, DisplayMark, Mark, MarkReader
 
 Piece = str | Mark
+Placed = Display | InputRequest  # messages with a place in the text
 
 
 class TextSplitter:
@@ -62,6 +63,8 @@ class TextSplitter:
 class Ordered:
     """Merges the text and displays of one rank in their original order: text waits for the display before it.
 
+    A request of a debugger is ordered like a display.
+
     Example:
         >>> ordered = Ordered()
         >>> list(ordered.add(1, "a")), list(ordered.add(1, DisplayMark(1))), list(ordered.add(1, "b"))
@@ -73,10 +76,10 @@ class Ordered:
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Piece]] = deque()
-        self._displays: dict[int, Display] = {}
+        self._displays: dict[int, Placed] = {}
         self._last_place = 0
 
-    def add(self, fd: int, piece: Piece) -> Iterator[tuple[int, Piece | Display]]:
+    def add(self, fd: int, piece: Piece) -> Iterator[tuple[int, Piece | Placed]]:
         """Add a piece of a pipe. Yield all pieces that can be shown now, as `(fd, piece)`.
 
         Displays are numbered in the order of their marks. An interrupt may repeat a mark, but its display arrives once.
@@ -92,12 +95,12 @@ class Ordered:
         self._waiting.append((fd, piece))
         yield from self._release()
 
-    def arrived(self, display: Display) -> Iterator[tuple[int, Piece | Display]]:
+    def arrived(self, display: Placed) -> Iterator[tuple[int, Piece | Placed]]:
         """Add a display that arrived over ZeroMQ. Yield all pieces that can be shown now."""
         self._displays[display.place] = display
         yield from self._release()
 
-    def give_up(self) -> Iterator[tuple[int, Piece | Display]]:
+    def give_up(self) -> Iterator[tuple[int, Piece | Placed]]:
         """Yield the remaining pieces. Call it when the rank has died, so that no display will arrive."""
         waiting, self._waiting = self._waiting, deque()
         self._last_place = 0
@@ -107,7 +110,7 @@ class Ordered:
             elif piece.number in self._displays:
                 yield fd, self._displays.pop(piece.number)
 
-    def _release(self) -> Iterator[tuple[int, Piece | Display]]:
+    def _release(self) -> Iterator[tuple[int, Piece | Placed]]:
         while self._waiting:
             fd, piece = self._waiting[0]
             if not isinstance(piece, DisplayMark):

@@ -283,3 +283,12 @@ def test_a_worker_that_the_script_forks_does_not_hold_the_door(jobs):
     job = jobs.attach()
     jobs.touch("go")
     wait_until(lambda: not job.is_running, 20, "the ranks have ended, though their children have not")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("call", ["breakpoint()", "import pdb; pdb.set_trace()", "dist.breakpoint()"])
+def test_a_breakpoint_without_a_terminal_names_the_remedy(jobs, call):
+    process = jobs.start(f"\nos.close(0)\n{call}\nprint('went on')\n")
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode != 0 and "went on" not in text
+    assert "RuntimeError: breakpoint() reads its commands from a terminal, and this rank has none" in text

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _STAND_INS = {
     **{name: name for name in ("init_process_group", "init_rpc", "wait", "get", "multi_get")},
     **{"init_store": "TCPStore", "connect_store": "TCPStore", "wait_for_future": "wait"},
+    "stop_here": "breakpoint",  # the debugger
+    "trace_dispatch": "",  # called by a debugger that steps through the cell
     "_on_interrupt": "",  # internal function of the interrupt handler
 }
 _WALKS = 5
@@ -40,7 +42,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = str(Path(__file__).parents[1]) + os.sep  # everything that runs in a rank
 _OURS_OF_BOTH = tuple(str(Path(__file__).parents[2] / name) + os.sep for name in ("messages", "wire", "records"))
 _IPYKERNEL = importlib.util.find_spec("ipykernel")  # ipykernel may be in another folder than torch
-_LIBRARIES = tuple(
+LIBRARIES = tuple(
     path + os.sep
     for path in (
         *sysconfig.get_paths().values(),
@@ -216,7 +218,7 @@ class CurrentLine:
                 cell = "cell" if number == current else f"In[{number}]"
                 place = f"{cell} line {line}{in_function(function)}"
                 return f"{users}, from {place}" if users else with_call(place, called)
-            if not users and not file.startswith((*_LIBRARIES, "<")):
+            if not users and not file.startswith((*LIBRARIES, "<")):
                 users = with_call(f"{os.path.basename(file)}:{line} in {function}", called)
             elif function not in _WRAPPERS:
                 called = function

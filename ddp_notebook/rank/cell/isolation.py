@@ -68,7 +68,7 @@ NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks
     "line": (
         *("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_interrupt", "ddp_heal", "ddp_check", "ddp_auto"),
         *("ddp_pull", "ddp_push", "ddp_record", "ddp_report", "ddp_monitor", "ddp_trace", "ddp_forecast", "ddp_nan"),
-        *("ddp_verify", "on_all_ranks"),
+        *("ddp_verify", "ddp_debug", "on_all_ranks"),
         *("ddp_sync", "ddp_fetch", "ddp_attach", "ddp_jobs", "ddp_wait", "ddp_cancel", "ddp_resize", "ddp_fault"),
         *("ddp_memory", "ddp_peek", "ddp_whos", "ddp_diff", "ddp_torchrun", "ddp_help"),
     ),
@@ -94,6 +94,7 @@ _INSTEAD = (
 )
 SCRIPT_ARGUMENTS = "the script rejected its arguments: pass them after its name, as in %run train.py --epochs 3"
 SCRIPT_EXIT = "the script exited with this status; its rank continues"
+INTERACTION = pdb.Pdb.interaction  # opens the prompt of a debugger
 EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
 
 
@@ -260,17 +261,21 @@ def has_lost_device(words: str) -> bool:
     return False
 
 
-def forget_failure(shell: Any, failure: BaseException) -> None:
+def forget_failure(shell: Any, failure: BaseException, *, clears: bool = True) -> None:
     """Release the frames of a failed cell, because their variables may hold all GPU memory.
 
     The exceptions, `sys.last_*` and IPython's formatters refer to the frames, and so do formatter objects in reference
     cycles. These objects are cleared first. Otherwise the garbage collector may free a DataLoader after its queues are
     closed, and the DataLoader would wait 5 s for each worker. The caller collects garbage later.
+
+    Args:
+        clears: drop the variables of the frames. Otherwise a feature keeps them, and calls `clear_frames` later.
     """
     for formatted in list(_formatted):
         vars(formatted).clear()
     for error in chain(failure):
-        _clear_frames(error.__traceback__)
+        if clears:
+            clear_frames(error.__traceback__)
         BaseException.with_traceback(error, None)
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         with contextlib.suppress(AttributeError):
@@ -280,7 +285,7 @@ def forget_failure(shell: Any, failure: BaseException) -> None:
             formatter.tb = None
 
 
-def _clear_frames(at: TracebackType | None) -> None:
+def clear_frames(at: TracebackType | None) -> None:
     """Drop the variables of the functions in a traceback. A generator may go on, so its frame is not changed."""
     while at is not None:
         if not at.tb_frame.f_code.co_flags & _SUSPENDABLE:

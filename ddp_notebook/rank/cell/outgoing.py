@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from ddp_notebook.messages.encoding import Message
-from ddp_notebook.messages.ranks import TAKEN_EVERY, Comm, Display, Taken
+from ddp_notebook.messages.ranks import TAKEN_EVERY, Comm, Display, InputRequest, Taken
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, logging, threading, time
 
@@ -105,6 +105,16 @@ class Outgoing:
             time.sleep(_LOOK_S)
         if key is not None:
             self._wake()
+        self._mark_all()
+
+    def send_at_once(self, message: InputRequest) -> None:
+        """Send a request with its place in the text, after all queued messages and without regard to the limit."""
+        with self._lock:
+            self._send_waiting()
+            lane = self._lanes[Display.__name__]
+            lane.number = number = lane.number + 1
+            self._send(replace(message, place=number))
+            self._unmarked.append(number)
         self._mark_all()
 
     def flush(self) -> None:

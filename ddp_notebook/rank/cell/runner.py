@@ -105,7 +105,9 @@ class Runner:
         self._network = network
         self._hooks = hooks
         self._where = network.where
-        self._asking = Stdin(send, lambda: self.running[0] if self.running else None)
+        self._asking = hooks.core.stdin = Stdin(
+            send, self._outgoing.send_at_once, lambda: self.running[0] if self.running else None
+        )
         self._comms = RankComms(kernel.comm_manager, self._outgoing.send)
         self._parents = kernel_api.Parents(kernel)
         kernel_api.intercept_sends(kernel.session, self._on_message_of_kernel)
@@ -354,6 +356,9 @@ class Runner:
             shell.execution_count = cell.execution_count
         for begins in self._hooks.cell_begins:
             begins(cell)
+        if _may_debug(cell.code):
+            for begins in self._hooks.debugged_cell_begins:
+                begins(cell)
         if self._stopped == cell.cell:
             raise KeyboardInterrupt
         code = cell.code
@@ -401,9 +406,10 @@ class Runner:
                     **outcome,
                 )
             if failure is not None:
+                is_kept = any([keeps(failure) for keeps in self._hooks.keeps_frames])
                 network = self._network
                 with network.children.ending_loader_workers(if_=network.release.was_noticed):
-                    isolation.forget_failure(shell, failure)
+                    isolation.forget_failure(shell, failure, clears=not is_kept)
                 self._collects = True
             isolation.forget_tensors(shell, cell.execution_count)
             isolation.put_names_back(shell.user_ns, self.names)
@@ -705,6 +711,11 @@ def _is_in_user_code(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _may_debug(code: str) -> bool:
+    """Return whether the code may open a debugger, or define a function that does."""
+    return "breakpoint" in code or "set_trace" in code or "%debug" in code
 
 
 def _may_await(code: str) -> bool:

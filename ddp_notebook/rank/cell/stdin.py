@@ -1,4 +1,4 @@
-"""`input()` and `getpass()` of a cell, forwarded to the notebook."""
+"""`input()` and `getpass()` of a cell, and commands for a debugger, forwarded to the notebook."""
 
 from __future__ import annotations
 
@@ -23,14 +23,22 @@ class Stdin:
 
     Args:
         send: sends a message to the notebook.
+        send_in_order: sends a request that the notebook handles after all earlier text.
         running_cell: returns the number of the running cell; None if none runs.
     """
 
-    def __init__(self, send: Callable[[Message], None], running_cell: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        send: Callable[[Message], None],
+        send_in_order: Callable[[InputRequest], None],
+        running_cell: Callable[[], int | None],
+    ) -> None:
         self._send = send
+        self._send_in_order = send_in_order
         self._running_cell = running_cell
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
+        self._of_threads: set[int] = set()  # open requests of other threads than the main thread
         self._replies: dict[int, queue.SimpleQueue[InputReply]] = {}
         builtins.input = self._input
         getpass.getpass = self._getpass
@@ -57,18 +65,43 @@ class Stdin:
             )
         sys.stdout.flush()
         sys.stderr.flush()
-        request = next(self._numbers)
-        self._replies[request] = queue.SimpleQueue()
-        try:
-            self._send(InputRequest(cell=cell, request=request, prompt=prompt, password=password))
-            while True:
-                try:
-                    reply = self._replies[request].get(timeout=_LOOK_S)
-                    break
-                except queue.Empty:
-                    continue
-        finally:
-            del self._replies[request]
+        request = InputRequest(cell=cell, request=next(self._numbers), prompt=prompt, password=password)
+        reply = self._reply_to(request, self._send)
         if reply.error:
             raise StdinNotImplementedError(reply.error)
         return reply.text
+
+    def command(self, stands_at: str, mesh: dict[str, list[int]]) -> InputReply:
+        """Return the user's next command for a debugger in this thread. See `InputRequest`.
+
+        Raises:
+            RuntimeError: no cell runs, so that no prompt can be shown.
+        """
+        if (cell := self._running_cell()) is None:
+            raise RuntimeError("a debugger stops a thread only while a cell runs: wait for the thread in the cell")
+        number = next(self._numbers)
+        request = InputRequest(cell=cell, request=number, prompt="", password=False, stands_at=stands_at, mesh=mesh)
+        if threading.current_thread() is not threading.main_thread():
+            self._of_threads.add(number)
+        try:
+            return self._reply_to(request, self._send_in_order)
+        finally:
+            self._of_threads.discard(number)
+
+    def answer_threads(self, text: str) -> None:
+        """Answer the debuggers of other threads than the main thread, because no user will. Thread-safe."""
+        for number in list(self._of_threads):
+            self.on_reply(InputReply(request=number, text=text))
+
+    def _reply_to(self, request: InputRequest, send: Callable[[InputRequest], None]) -> InputReply:
+        number = request.request
+        self._replies[number] = queue.SimpleQueue()
+        try:
+            send(request)
+            while True:
+                try:
+                    return self._replies[number].get(timeout=_LOOK_S)
+                except queue.Empty:
+                    continue
+        finally:
+            del self._replies[number]

@@ -14,6 +14,7 @@ sequences          the same for steps whose forward was not observed
 guard/             compares calls between ranks before they start
 release            releases the main thread from a blocked wait
 waiting            replaces waits in C++ by waits that Python's interrupt can end
+held_time          clock of time limits, which a debugger stops
 connections/       gloo connections: track, close, and reconnect them without new group objects
 collective_owners  objects that collectives belong to: FSDP's groups of parameters, DDP models
 calling_threads    threads that call collectives of one group

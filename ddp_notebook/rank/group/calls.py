@@ -22,6 +22,7 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import contextlib, itertools, threading, time, weakref
 
 _MOST_PAIRS = 128  # counted pairs of peer and tag in a group
+LONG = timedelta(days=1)  # timeout of operations whose limit a debugger holds, see `Recorder.lengthen`
 _LONGEST = timedelta(days=36_500)  # gloo adds it to the clock, in 64-bit nanoseconds
 
 if TYPE_CHECKING:

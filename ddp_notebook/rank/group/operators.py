@@ -104,6 +104,14 @@ class Operator:
         milliseconds = rest[at] if at is not None and at < len(rest) else 0
         return milliseconds / 1000 if milliseconds > 0 else None
 
+    def with_limit(self, arguments: tuple[Any, ...], milliseconds: int) -> tuple[Any, ...] | None:
+        """Return all arguments with another time limit; None if the operator has no such argument."""
+        if self._at_limit is None:
+            return None
+        at = self._at_limit + self.at_rest
+        defaults = tuple(one.default_value for one in self.arguments[len(arguments) : at])
+        return (*arguments[:at], *defaults, milliseconds, *arguments[at + 1 :])
+
     def reduce_op_of(self, rest: tuple[Any, ...]) -> str:
         at = self._at_reduce_op
         return "" if at is None else REDUCE_OPS[1 + int(rest[at].op())]

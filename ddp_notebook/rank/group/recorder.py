@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _MOST_LIVE = 64  # kept operations without a wait; completed ones are dropped much earlier
 # Hooks that the fast path of repeated calls does not support. (The guard does not check buckets, and only messages have
 # a meaning.)
-_HOOKS = frozenset(("refusal", "pause", "instead", "look"))
+_HOOKS = frozenset(("refusal", "pause", "instead", "look", "lengthen"))
 _set = object.__setattr__
 _PRUNE_AT = 16  # possibly completed operations; more if many are in progress
 
@@ -54,6 +54,19 @@ class FailedCollective(NamedTuple):
     call: Call
     error: BaseException
     at_ns: int  # monotonic clock
+
+
+class Lengthen(Protocol):
+    """Gives operations a long timeout, and ends those that have reached their own limit."""
+
+    def arguments(self, call: Call, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments with which the operation starts."""
+
+    def timeout(self, call: Call, timeout: timedelta | None) -> timedelta | None:
+        """Return the timeout of a wait that begins now."""
+
+    def error(self) -> BaseException | None:
+        """Return the error that operations raise because one of them has reached its limit; None if none has."""
 
 
 class UserCalls(Protocol):
@@ -80,7 +93,7 @@ class Recorder:
         self.repeating = Repeating()
         self.modules = Modules()
         self.identities = Identities(self.modules)
-        # Eight hooks, set from outside and read in every call.
+        # Nine hooks, set from outside and read in every call.
         self.refusal: Callable[[Group | None], BaseException] | None = None  # makes the exception that operations raise
         self.pause: Callable[[], None] | None = None  # called before each operation
         # Called before each operation. It may raise, or return the tensors with which a message starts.
@@ -90,6 +103,9 @@ class Recorder:
         # Called with the group and the parameters' names of a new DDP model or FSDP module. It may raise.
         self.claim: Callable[[Group, int, int, Sequence[str]], None] = lambda group, rank, identity, names: None
         self.instead: Callable[[Kernel, tuple[Any, ...]], Any] | None = None  # called instead of every operation
+        # Called with a call, its arguments and a timeout. Returns arguments with a long timeout, or a long timeout,
+        # because the caller ends the operation at its own limit. None: operations end by themselves.
+        self.lengthen: Lengthen | None = None
         self.meaning: Callable[[Call], str] | None = None  # returns a description of a message's content
         # Called at the start of each operation; never raises. `listen` sets it.
         self.look: Callable[[Call], None] | None = None
@@ -120,7 +136,8 @@ class Recorder:
     def repeat(self, backward: Backward) -> None:
         """Let the buckets of this backward pass use the fast path, see `repeats`."""
         self.repeating.backward = backward  # set before the check: another thread may set a hook at this moment
-        if not (self.refusal is None and self.pause is None and self.instead is None and self.look is None):
+        hooks = (self.refusal, self.pause, self.instead, self.look, self.lengthen)
+        if any(hook is not None for hook in hooks):
             self.repeating.backward = None
 
     def listen(self, listener: str, look: Callable[[Call], None] | None) -> None:
@@ -217,6 +234,8 @@ class Recorder:
 
     def keep_board(self, group: ProcessGroup, board: Board[Any] | None) -> None:
         """Set a group's board. The `Group` of a group that is still being made does not exist yet."""
+        if board is not None and self.lengthen is not None:
+            board.hold_timeout(True)
         with self._knowing:
             self._boards[group] = board
             if (known := self._known(group)) is not None:
@@ -226,6 +245,13 @@ class Recorder:
         """Return a group's board; None if it has none."""
         with self._knowing:
             return self._boards.get(group)
+
+    def hold_boards(self, on: bool) -> None:
+        """Let waits at all boards end only when their caller ends them, see `lengthen`."""
+        with self._knowing:
+            boards = [board for board in self._boards.values() if board is not None]
+        for board in boards:
+            board.hold_timeout(on)
 
     def cut_boards(self) -> None:
         """End every wait at the boards, on this rank and the others. Callable from any thread."""
@@ -247,6 +273,8 @@ class Recorder:
 
     def raise_reason(self, error: BaseException) -> None:
         """Raise the reason if a rank has ended the operations, instead of the error of an operation."""
+        if self.lengthen is not None and (late := self.lengthen.error()) is not None:
+            raise late from None
         if (better := self.why_ended(error)) is not None:
             raise better from None
 
@@ -386,6 +414,8 @@ class Recorder:
             elif self.user_calls is not None:
                 unseen(self.user_calls.waited, call)
             call.limit = timeout = _limit(call) if timeout is None else timeout
+            if (lengthen := self.lengthen) is not None:
+                timeout = lengthen.timeout(call, timeout)
             call.is_waited_for = not call.end_ns
             failed, began_ns = True, monotonic_ns()
             try:

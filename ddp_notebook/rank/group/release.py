@@ -292,6 +292,10 @@ class Release:
         self._cut_at_s = time.monotonic()
         cut()
 
+    def cut_groups(self) -> None:
+        """End every operation that waits in a group, because one has reached its limit. Callable from any thread."""
+        self._cut_off(self._connections.cut_groups)
+
     def _is_held_again(self) -> bool:
         """Return whether the main thread has been in one wait for long after its interrupt.
 

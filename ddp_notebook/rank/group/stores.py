@@ -16,9 +16,10 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group import waiting
+from ddp_notebook.rank.group.held_time import CLOCK
 from ddp_notebook.registry import unix_sockets
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import contextlib, functools, hmac, os, secrets, socket, threading
+from ddp_notebook.stdlib import contextlib, functools, hmac, os, secrets, socket, threading, time
 from ddp_notebook.wire import store as protocol
 from ddp_notebook.wire.store import Sealing, StoreAddress, StoreRefusedError
 
@@ -287,14 +288,18 @@ class SessionStore(Store):
         return reply[1:]
 
     def _wait(self, request: bytes, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
-        limit_s = timeout.total_seconds() or None  # 0 means no limit in torch
-        try:
-            with _as_torchs_errors(), waiting.waits_at_store("", limit_s or 0.0, is_of_session=True):
-                return _connections.ask(self._place, [request, *(key.encode() for key in keys)], limit_s)[1:]
-        except TimeoutError:
-            raise dist.DistStoreError(
-                f"{_TIMED_OUT} {timeout / _MILLISECOND:.0f}ms, keys: {', '.join(map(self._shown, keys))}"
-            ) from None
+        left_s = limit_s = timeout.total_seconds() or None  # 0 means no limit in torch
+        began_ns = time.monotonic_ns()
+        while True:
+            try:
+                with _as_torchs_errors(), waiting.waits_at_store("", limit_s or 0.0, is_of_session=True):
+                    return _connections.ask(self._place, [request, *(key.encode() for key in keys)], left_s)[1:]
+            except TimeoutError:
+                left_s = CLOCK.left_s(limit_s or 0.0, began_ns)
+                if not left_s:
+                    raise dist.DistStoreError(
+                        f"{_TIMED_OUT} {timeout / _MILLISECOND:.0f}ms, keys: {', '.join(map(self._shown, keys))}"
+                    ) from None
 
     def _shown(self, key: str) -> str:
         """Return a key without the session's prefix and the number of its group, as a `TCPStore` shows it."""

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
 
+from ddp_notebook.rank.group.held_time import CLOCK
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, functools, os, socket, threading, time
 
@@ -246,18 +247,31 @@ def _at_store(original: Callable[..., Any], store: Any, keys: Sequence[str], wha
 def _wait_at_store(
     original: Callable[..., Any], store: Any, keys: Sequence[str], what: Any, limit: timedelta, *timeout: timedelta
 ) -> Any:
+    began_ns = time.monotonic_ns()
     if threading.get_ident() != _main or not _is_in_process(store):
         try:
             return original(store, what, *timeout)
+        except dist.DistStoreError as error:
+            if not limit or not CLOCK.left_s(limit.total_seconds(), began_ns):
+                raise
+            _wait_longer(store, keys, limit, began_ns, error)
+            return original(store, what, *timeout)
         finally:
             notice_interrupt()
-    began = time.monotonic()
     while not store.check(keys):
-        waited_s = time.monotonic() - began
+        waited_s = CLOCK.elapsed_s(began_ns)
         if limit and waited_s > limit.total_seconds():
             return _expire(original, store, what, limit)
         time.sleep(min(_LONGEST_S, max(_SHORTEST_S, waited_s / 8)))
     return original(store, what, *timeout)
+
+
+def _wait_longer(store: Any, keys: Sequence[str], limit: timedelta, began_ns: int, error: RuntimeError) -> None:
+    """Wait again at a store whose limit was not reached, because a debugger has held it."""
+    while left_s := CLOCK.left_s(limit.total_seconds(), began_ns):
+        with contextlib.suppress(dist.DistStoreError):
+            return _wait(store, list(keys), timedelta(seconds=left_s))
+    raise error
 
 
 def _is_in_process(store: Store) -> bool:

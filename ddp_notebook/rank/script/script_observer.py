@@ -46,6 +46,8 @@ class ScriptObserver:
 
     def install(self) -> None:
         """Start to observe torch. Call it after torch was imported."""
+        from ddp_notebook.rank.script import breakpoints  # imports torch
+
         try:
             seen = _Seen(lambda: self._place.rank, self._send, self._is_busy)
         except (AttributeError, ImportError, RuntimeError, TypeError) as error:  # unknown torch version
@@ -54,6 +56,7 @@ class ScriptObserver:
                 file=sys.stderr,
             )
             return
+        breakpoints.refuse_without_terminal()
         with self._lock:
             self._seen = seen
             if self._told is not None:

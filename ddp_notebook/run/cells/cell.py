@@ -54,6 +54,7 @@ class CellRun:
         self.is_watched = True  # a thread waits for it
         self.began_s = time.monotonic()
         self.asks = False  # a rank waits or has waited for `input()`
+        self.was_quit = False  # the user has ended it in a debugger
         self.is_patient = False  # no reader yet: keep the newest output without back-pressure
         self.left_out_chars = 0  # characters dropped from `shown`
         self.took: Callable[[int, Display], None] = lambda *_: None  # called with each display taken from `shown`
@@ -81,6 +82,11 @@ class CellRun:
     @property
     def is_over(self) -> bool:
         return not self._open
+
+    @property
+    def failed_by_itself(self) -> bool:
+        """Return whether a rank has failed or died, and not because the cell was ended."""
+        return any(one.failed_by_itself for one in self.result.by_rank.values())
 
     def reads(self, rank: int) -> bool:
         """Return whether more text of this rank is expected."""

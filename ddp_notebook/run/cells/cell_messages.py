@@ -14,7 +14,7 @@ from ddp_notebook.run.message_handlers import Handlers
 from ddp_notebook.run.output.rate_limiter import RateLimiter
 from ddp_notebook.run.output.screen import Screen, display_id_of
 from ddp_notebook.wire.marks import CellEnd
-from ddp_notebook.wire.text import Ordered, Piece, TextSplitter
+from ddp_notebook.wire.text import Ordered, Piece, Placed, TextSplitter
 
 _BETWEEN_CELLS_CHARS = 1 << 16  # text between cells kept for the next cell, per rank and stream
 
@@ -159,6 +159,14 @@ class CellMessages:
                 self._on_piece(rank, fd, ready)
 
     def _on_input_request(self, rank: int, request: InputRequest) -> None:
+        if not request.place:
+            self._put_request(rank, request)
+            return
+        with self._order_lock:
+            for fd, ready in self._of(rank).ordered.arrived(request):
+                self._on_piece(rank, fd, ready)
+
+    def _put_request(self, rank: int, request: InputRequest) -> None:
         run = self.runs.get(request.cell)
         if run is not None and run.is_watched:
             run.asks = True
@@ -171,7 +179,7 @@ class CellMessages:
         if (run := self.runs.get(message.cell)) is not None:
             run.stopped_children[rank] = message.words
 
-    def _on_piece(self, rank: int, fd: int, piece: Piece | Display) -> None:
+    def _on_piece(self, rank: int, fd: int, piece: Piece | Placed) -> None:
         if isinstance(piece, Display) and piece.msg_type == "error":
             self.took(rank, piece)
             fd, piece = 2, str(piece.content["text"])
@@ -186,6 +194,8 @@ class CellMessages:
                 ended.on_text_end(rank, piece.duration_s)
         elif isinstance(piece, Display):
             self._on_display(rank, piece)
+        elif isinstance(piece, InputRequest):
+            self._put_request(rank, piece)
 
     def _on_display(self, rank: int, display: Display) -> None:
         data = display.content.get("data") or {}

@@ -20,7 +20,7 @@ from ddp_notebook.run.cells.cell_messages import CellMessages
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, press_for_all
 from ddp_notebook.run.cells.result import CellResult, has_mismatch, of_mismatch, raise_if_bad
 from ddp_notebook.run.cells.run_queue import QueueSlot, RunQueue
-from ddp_notebook.run.cells.watch import NOTEBOOK, Halt, Reached, SideView, Waiter, Watch
+from ddp_notebook.run.cells.watch import NOTEBOOK, Halt, Prompts, Reached, SideView, Waiter, Watch
 from ddp_notebook.run.groups.probe import RankProbe
 from ddp_notebook.run.groups.rank_view import Views
 from ddp_notebook.run.groups.recovery import Recovery
@@ -51,6 +51,7 @@ class CellHooks(Protocol):
     cell_named: list[Callable[..., Any]]
     survives: list[Callable[..., Any]]
     notices: list[Callable[..., Any]]
+    cell_prompts: list[Callable[..., Any]]
 
 
 class Cells:
@@ -264,6 +265,8 @@ class Cells:
         self.on_shown(run.number)
         if not self._cluster.is_running:
             self._check(run.result.ranks)
+        if run.was_quit and not pending and not watch.killed and not run.failed_by_itself:
+            return run.result
         raise_if_bad(
             run.result,
             pending,
@@ -510,5 +513,16 @@ class Cells:
             self._cluster.signal([rank for rank in ranks if rank in self._cluster.alive], signal.SIGKILL)
 
     def answer(self, rank: int, answer: InputReply) -> None:
-        """Send the answer to a rank's `input()`."""
+        """Send the answer to a rank's `input()` or debugger."""
         self._cluster.send(rank, answer)
+
+    def prompts(self, run: CellRun, screen: Screen | None, interrupts: Interrupts, may_ask: bool) -> Prompts | None:
+        """Return the prompts of a cell whose ranks stop in a debugger; None without the feature."""
+
+        def quit() -> None:
+            run.was_quit = True
+            interrupts.press()
+
+        for prompts in self._hooks.cell_prompts:
+            return prompts(run, screen, quit, may_ask)
+        return None

@@ -193,6 +193,20 @@ class EndedRanks:
         self._found = {}
 
 
+class Prompts(Protocol):
+    """Prompts of the debuggers in which ranks of a cell have stopped."""
+
+    resumed_s: float
+
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def poll_s(self) -> float: ...
+    def on_request(self, rank: int, request: InputRequest) -> None: ...
+    def poll(self) -> float: ...
+    def close(self) -> None: ...
+
+
 class Controls(Protocol):
     """Operations on a running cell."""
 
@@ -208,6 +222,7 @@ class Controls(Protocol):
     def cause(self, run: CellRun, views: Views) -> str: ...
     def kill(self, ranks: list[int]) -> None: ...
     def answer(self, rank: int, answer: InputReply) -> None: ...
+    def prompts(self, run: CellRun, screen: Screen | None, interrupts: Interrupts, may_ask: bool) -> Prompts | None: ...
 
 
 class SideView(Protocol):
@@ -310,6 +325,7 @@ class Watch:
         self._halts_at = now + _HALTS_S
         self._halted_s = 0.0  # seconds for which a rank of the cell has been stopped or silent
         self._leave_at = float("inf")  # time to stop waiting if only ranks remain that do not answer
+        self._prompts: Prompts | None = None  # from the first stop in a debugger on
         self._asked: deque[tuple[int, InputRequest, float]] = deque()  # rank, request, time of arrival
 
     @property
@@ -343,6 +359,8 @@ class Watch:
                 self._act(now)
                 if self._beside is not None:
                     self._beside.look(run.number)
+        if self._prompts is not None:
+            self._prompts.close()
         if screen is not None:
             screen.card.remove()
             screen.finish()
@@ -359,6 +377,8 @@ class Watch:
         next_s = min(self._give_up_at, self._stop_at, self._grace_ends_at, self._look_at, self._card_at)
         next_s = min(next_s, self._ended.look_at)
         left = next_s - time.monotonic()
+        if self._prompts is not None:
+            left = min(left, self._prompts.poll_s)
         if self._asked:  # a request overtakes the text before it
             left = min(left, _PIPES_S)
         item = self._run.next_item(max(0.0, min(left, pause_s)))
@@ -366,8 +386,11 @@ class Watch:
             self._take(item)
 
     def _hear(self) -> None:
-        """Extend all time limits by the time in which a host was unreachable."""
-        if unheard_s := self._silence.poll():
+        """Extend all time limits by the time in which a host was unreachable, or a debugger waited for a command."""
+        unheard_s = self._silence.poll()
+        if self._prompts is not None:
+            unheard_s += self._prompts.poll()
+        if unheard_s:
             self._stop_at += unheard_s
             self._grace_ends_at += unheard_s
             self._look_at += unheard_s
@@ -380,6 +403,8 @@ class Watch:
         """End the cell if it is time, and report causes of a hang, dying ranks and notices."""
         if self._interrupts.count > self._handled:
             self._on_press(now)
+        if self._prompts is not None and self._prompts.is_open:  # ranks wait for the user
+            return
         if now > self._stop_at:
             self._on_timeout(now)
         if not self.has_released and self._controls.survive(self._run, self._interrupts.check):
@@ -407,15 +432,31 @@ class Watch:
             self._notices_at = now + _NOTICES_S
 
     def _take(self, item: OutputItem) -> None:
-        if item.ask is not None:
+        if item.ask is not None and item.ask.stands_at:
+            self._on_debugger(item.rank, item.ask)
+        elif item.ask is not None:
             self._asked.append((item.rank, item.ask, time.monotonic()))
         elif self._screen is not None:
             self._screen.show(item)
+
+    def _on_debugger(self, rank: int, request: InputRequest) -> None:
+        """Handle a rank that has stopped in a debugger."""
+        if self.has_released:  # the rank notices its interrupt soon
+            return
+        if self._prompts is None:
+            can_answer = self._screen is not None and self._waiter.can_answer
+            self._prompts = self._controls.prompts(self._run, self._screen, self._interrupts, can_answer)
+        if self._prompts is not None:
+            if self._screen is not None:
+                self._screen.card.remove()
+            self._prompts.on_request(rank, request)
 
     # ---- ending it
 
     def _release(self, now: float) -> None:
         self._asked.clear()
+        if self._prompts is not None:
+            self._prompts.close()
         self._look_at = self._grace_ends_at = self._stop_at = float("inf")
         self._ended.reset()
         if self._released_at == float("inf"):
@@ -531,6 +572,8 @@ class Watch:
         views = self._controls.inspect(self._run)
         hang_after_s = float("inf") if self._hang_after_s is None else self._hang_after_s
         longest = max((max(view.since_s, view.child_s) for view in views.values()), default=0.0)
+        if self._prompts is not None:
+            longest = min(longest, time.monotonic() - self._prompts.resumed_s)
         is_halted = self._halted_s and any(view.state == "silent" for view in views.values())
         if longest >= hang_after_s or is_halted or self._ended.is_certain:
             longest = max(longest, self._halted_s if is_halted else 0.0)

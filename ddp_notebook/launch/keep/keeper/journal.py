@@ -99,8 +99,8 @@ class _OfRank:
             self.left_out_bytes += oldest.nbytes
             if oldest.place:  # else the text after its mark would wait for it forever
                 self.without_display.add(oldest.place)
-            elif not oldest.nbytes and not isinstance(oldest.mark, DisplayMark):
-                self.kept.append(oldest)
+            if not oldest.nbytes and not isinstance(oldest.mark, DisplayMark):
+                self.kept.append(_without_place(oldest))
 
     def add_text(self, rank: int, fd: int, data: bytes, limit_bytes: int) -> None:
         last = self.entries[-1].event if self.entries and self.entries[-1].mark is None else None
@@ -216,7 +216,9 @@ class Journal:
         nbytes, place = 0, 0
         if isinstance(message, Display):
             nbytes, place = max(1, bundle_chars(message.content.get("data") or {})), message.place
-        request = message.request if isinstance(message, InputRequest) else 0
+        request = 0
+        if isinstance(message, InputRequest):
+            request, place = message.request, message.place
         self._of(rank).add(
             _Entry(RankMessage(rank=rank, message=message), nbytes, None, message.cell, place, request),
             self._limit_bytes,
@@ -229,6 +231,8 @@ class Journal:
     def on_answered(self, rank: int, answer: InputReply) -> None:
         """Remove an input request that was answered."""
         of_rank = self._of(rank)
+        answered = [entry for entry in of_rank.entries if entry.request == answer.request]
+        of_rank.without_display.update(entry.place for entry in answered if entry.place)
         of_rank.entries = deque(entry for entry in of_rank.entries if entry.request != answer.request)
 
     def on_resumed(self, rank: int) -> None:
@@ -286,6 +290,14 @@ class Journal:
 
     def _of(self, rank: int) -> _OfRank:
         return self._ranks.setdefault(rank, _OfRank())
+
+
+def _without_place(entry: _Entry) -> _Entry:
+    """Return an entry whose message does not wait for its mark, which may be dropped."""
+    if not isinstance(entry.event, RankMessage) or not isinstance(entry.event.message, InputRequest):
+        return entry
+    request = replace(entry.event.message, place=0)
+    return entry._replace(event=replace(entry.event, message=request), place=0)
 
 
 def _with_rank(event: Event, rank: int) -> Event:

@@ -57,6 +57,9 @@ class Board(Protocol[Ticket]):
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long this rank waits for the others from now on."""
 
+    def hold_timeout(self, on: bool) -> None:
+        """Let waits that begin from now on last until their caller ends them. `on=False` ends that."""
+
     @property
     def is_cut(self) -> bool:
         """Return whether some rank has cut the board."""

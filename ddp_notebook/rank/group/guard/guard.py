@@ -28,14 +28,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    PrefixStore,
+    ProcessGroup,
+    ProcessGroupGloo,
+    Store,
+)
 
 from ddp_notebook.rank.group.call_site import USER, is_of_nn_functional, origin
-from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
+from ddp_notebook.rank.group.calls import LONG, Call, CollectiveMismatchError
 from ddp_notebook.rank.group.guard.board import Board, Compared
 from ddp_notebook.rank.group.guard.inputs import FINE, MEMORY_ORDER, Checked, check, check_message
 from ddp_notebook.rank.group.guard.ledger import Ledger
-from ddp_notebook.rank.group.guard.memory_board import BoardCutError, MemoryBoard
+from ddp_notebook.rank.group.guard.memory_board import BoardCutError, BoardTimeoutError, MemoryBoard
 from ddp_notebook.rank.group.guard.message_comparison import Messages, nbytes_of, what_of
 from ddp_notebook.rank.group.guard.order import Order
 from ddp_notebook.rank.hide_from_profiler import unseen
@@ -69,6 +76,7 @@ class PrivateBoard:
         self._group: Any = ProcessGroupGloo(PrefixStore("guard/", store), rank, size, timeout=timeout)
         self._least = AllreduceOptions()
         self._least.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # torch's stub has its own enum
+        self._all = AllgatherOptions()
 
     def post(self, mark: int, blocks: bool) -> _Comparison:
         smallest = np.array((mark, -mark, int(blocks)))  # NumPy memory, which torch profiles do not show
@@ -85,12 +93,15 @@ class PrivateBoard:
         framed = len(note).to_bytes(8, "little") + note
         mine[: len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
         everybody = [torch.empty_like(mine) for _ in range(self.size)]
-        self._group.allgather([everybody], [mine]).wait()
+        self._group.allgather([everybody], [mine], self._all).wait()
         raw = [bytes(one.tolist()) for one in everybody]
         return [one[8 : 8 + int.from_bytes(one[:8], "little")] for one in raw]
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._group._set_default_timeout(timeout)
+
+    def hold_timeout(self, on: bool) -> None:
+        self._least.timeout = self._all.timeout = LONG if on else _OF_GROUP
 
     @property
     def is_cut(self) -> bool:
@@ -104,6 +115,7 @@ class PrivateBoard:
         """Do nothing: the connections belong to gloo."""
 
 
+_OF_GROUP = AllreduceOptions().timeout  # stands for the timeout of the group
 _UNCHECKED = {"monitored_barrier"}  # this is a check itself
 _WORDS_BYTES = 384
 _BYTES_A_RANK = 16  # bytes that a rank sends to and receives from each rank in an all_to_all
@@ -170,7 +182,14 @@ class Guard:
         return None
 
     def _compare(self, board: Board[Any], ticket: Any, call: Call, maker: str, checked: Checked) -> None:
-        is_same, all_block = board.compare(ticket)
+        try:
+            is_same, all_block = board.compare(ticket)
+        except BoardTimeoutError as error:
+            late = call.group.ranks[error.rank]
+            raise RuntimeError(
+                f"Timed out waiting {error.limit_s:g} s for rank {late} to call {call.kernel.spec.name} #{call.number} "
+                f"of group {call.group.title}. Application timeout caused pair closure"
+            ) from None
         if not all_block:  # no exchange then: a rank that waits later may wait for another call first
             if checked.problem:
                 raise ValueError(f"{checked.problem}. {_NOT_SENT}")

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from ddp_notebook.rank.group.guard.board import Compared
 from ddp_notebook.rank.group.guard.ledger import Ledger, count_bytes
 from ddp_notebook.rank.group.guard.message_comparison import Messages, count_words
+from ddp_notebook.rank.group.held_time import CLOCK
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import ctypes, mmap, os, time, zlib
 
@@ -41,6 +42,23 @@ _WAS_CUT = "Connection closed by peer: the operations of this group were ended w
 
 class BoardCutError(RuntimeError):
     """The operations of the group were ended while a rank waited at the board."""
+
+
+class BoardTimeoutError(RuntimeError):
+    """A rank has not posted its call in time.
+
+    Args:
+        rank: that rank, in the group.
+        limit_s: the timeout in seconds.
+    """
+
+    def __init__(self, rank: int, limit_s: float) -> None:
+        super().__init__(
+            f"Timed out waiting {limit_s:g} s for rank {rank} of the group to call a collective. Application timeout "
+            "caused pair closure"
+        )
+        self.rank = rank
+        self.limit_s = limit_s
 
 
 class _Interval(ctypes.Structure):
@@ -153,6 +171,9 @@ class MemoryBoard:
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
 
+    def hold_timeout(self, on: bool) -> None:
+        """Do nothing: a wait reads the clock of limits itself."""
+
     @property
     def is_cut(self) -> bool:
         return self._head[0] != 0
@@ -183,13 +204,10 @@ class MemoryBoard:
         """Sleep while this word is unchanged, for a moment at most."""
         self._waits[self.rank] = address - self._base  # first: from now on a cut wakes this rank
         self._refuse_if_cut()
-        left_s = self._timeout.total_seconds() - (time.monotonic_ns() - began_ns) / 1e9
+        left_s = self._timeout.total_seconds() - CLOCK.elapsed_s(began_ns)
         if left_s <= 0:
             self.cut()  # like gloo: later ranks must not start without this rank
-            raise RuntimeError(
-                f"Timed out waiting {self._timeout.total_seconds():g} s for rank {rank} of the group to call a "
-                "collective. Application timeout caused pair closure"
-            )
+            raise BoardTimeoutError(rank, self._timeout.total_seconds())
         _futex(address, _WAIT, word & 0xFFFFFFFF, min(left_s, _SLICE_S))
 
 

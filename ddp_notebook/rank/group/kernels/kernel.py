@@ -95,6 +95,8 @@ class Kernel(Operator):
                         if (tensors := begin(call, peer)) is not None:
                             first = kernel.at_tensors or 0
                             arguments = (*arguments[:first], tensors, *arguments[first + 1 :])
+                    if (lengthen := recorder.lengthen) is not None:
+                        arguments = lengthen.arguments(call, arguments)
                     if group.connections is not None:
                         arguments = (*arguments[:at], group.connections, *arguments[at + 1 :])
                     bits = keys.raw_repr()

@@ -1,0 +1,12 @@
+"""The debugger of ranks.
+
+test_commands     unit tests: which ranks get a line
+test_clock        unit tests: the clock of time limits
+test_breakpoint   `breakpoint()` and others in cells, in a notebook
+test_dead_rank    a rank that dies while another is at the prompt
+test_post_mortem  `%ddp_debug` and `%debug` after a failed cell
+test_library      a library that opens a debugger (long)
+test_kept         a kept session whose notebook dies at the prompt (long)
+test_held         time limits that a debugger holds, one test per operation (long)
+driver            a user at the prompt
+"""

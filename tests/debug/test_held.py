@@ -1,0 +1,117 @@
+"""Time limits that a debugger holds: one test per operation, with a group whose timeout is 2 s."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import pytest
+
+from tests.conftest import is_within
+from tests.debug.driver import Debugged
+
+pytestmark = pytest.mark.long
+ALL = "%%on_all_ranks\n"
+PROMPT_S = 10
+SETUP = f"""{ALL}
+import time
+from datetime import timedelta
+from torch.nn.parallel import DistributedDataParallel as DDP
+group = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+x = torch.ones(2)
+torch.manual_seed(0)
+model = DDP(torch.nn.Linear(8, 8), process_group=group)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+def train(steps, stop_at=None):
+    for step in range(steps):
+        loss = model(torch.ones(4, 8)).sum()
+        if step == stop_at and rank == 0:
+            breakpoint()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+STOPS = "if rank == 0: breakpoint()\n"
+FSDP = f"""from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("dp",))
+net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+for part in (*net, net):
+    fully_shard(part, mesh=mesh)
+for step in range(3):
+    loss = net(torch.ones(2, 8)).sum()
+    if step == 1:
+        {STOPS.strip()}
+    loss.backward()"""
+OPERATIONS = {
+    "a collective": f"{STOPS}dist.all_reduce(x, group=group)",
+    "a send": (
+        f"{STOPS}y = torch.ones(1 << 20)\ndist.recv(y, 1, group=group) if rank == 0 else dist.send(y, 0, group=group)"
+    ),
+    "a receive": f"{STOPS}dist.send(x, 1, group=group) if rank == 0 else dist.recv(x, 0, group=group)",
+    "DDP in its first step": "train(3, stop_at=0)",
+    "DDP in its 3000th step": "train(3010, stop_at=3000)",
+    "FSDP": FSDP,
+    "an asynchronous operation": f"{STOPS}work = dist.all_reduce(x, group=group, async_op=True)\n"
+    "time.sleep(0.1)\nwork.wait()",
+    "objects": f"{STOPS}found = [None, None]\ndist.all_gather_object(found, rank, group=group)",
+    "monitored_barrier": "if rank == 1: breakpoint()\ndist.monitored_barrier(group, timeout=timedelta(seconds=2))",
+    "the session's store": (
+        "store = dist.distributed_c10d._get_default_store()\n"
+        f"{STOPS}"
+        "store.set('found', b'1') if rank == 0 else store.wait(['found'], timedelta(seconds=2))"
+    ),
+    "a TCPStore": (
+        "store = dist.TCPStore('127.0.0.1', {port}, 2, rank == 0, timedelta(seconds=20))\n"
+        f"{STOPS}"
+        "store.set('found', b'1') if rank == 0 else store.wait(['found'], timedelta(seconds=2))\ndist.barrier()"
+    ),
+}
+EXPIRES = {
+    "a collective": ("dist.all_reduce(x, group=group)", "all_reduce #"),
+    "a backward": ("model(torch.ones(4, 8)).sum().backward()", "all_reduce #"),
+    "a receive": ("dist.recv(x, 1, group=group)", "recv #"),
+    "an asynchronous operation": ("dist.all_reduce(x, group=group, async_op=True).wait()", "all_reduce #"),
+    "monitored_barrier": ("dist.monitored_barrier(group, timeout=timedelta(seconds=2))", "monitored_barrier #"),
+}
+
+
+@pytest.fixture(scope="module", params=["on", "off"], ids=["guard on", "guard off"])
+def user(kernel, request):
+    assert kernel.run(f"%ddp_start 2 --guard {request.param}").status == "ok"
+    assert kernel.run(SETUP).status == "ok"
+    yield Debugged(kernel)
+    kernel.run("%ddp_stop")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_group_with_2_s_survives_a_prompt_of_10_s(user, name):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    reply = user.run(ALL + OPERATIONS[name].replace("{port}", str(port)), [f"({PROMPT_S}) c"], 120)
+    assert reply.status == "ok", reply.traceback
+    assert "time limits run on" not in reply.stderr
+
+
+@pytest.mark.parametrize("name", EXPIRES)
+def test_a_real_timeout_of_2_s_names_group_operation_and_rank(user, name):
+    """In a cell that may open a debugger."""
+    assert user.run(SETUP).status == "ok"
+    code, operation = EXPIRES[name]
+    reply = user.run(
+        f"{ALL}named = 'breakpoint'\nbegan = time.monotonic()\n"
+        "try:\n"
+        f"    {code} if rank == 0 else time.sleep(3.5)\n"
+        "finally:\n"
+        "    took = time.monotonic() - began"
+    )
+    assert reply.ename == "RankError" and "imed out" in reply.evalue
+    assert (
+        operation in reply.evalue
+        and "of group [0,1]" in reply.evalue
+        and re.search(r"rank 0 waited|for rank 1", reply.evalue)
+    )
+    took_s = float(user.run("%%on_ranks 0\ntook").stdout.split()[-1])
+    assert took_s >= 1.99 and is_within(took_s, 2.5)
+    assert user.run(f"{ALL}y = torch.ones(1); dist.all_reduce(y); y.item()").stdout == "[0-1] 2.0\n"
