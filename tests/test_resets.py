@@ -226,7 +226,8 @@ def test_copies_of_modules_have_their_own_methods(monkeypatch):
     ):
         for name in names.split():
             monkeypatch.setattr(cls, name, fail, raising=False)
-    event, waiting = stdlib.threading.Event(), stdlib.queue.Queue()
+    event = stdlib.threading.Event()
+    waiting: queue.Queue[int] = stdlib.queue.Queue()
     event.set()
     waiting.put(5)
     near, far = stdlib.socket.socketpair()
