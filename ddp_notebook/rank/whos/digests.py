@@ -11,7 +11,7 @@ from ddp_notebook.rank.variables.summary import Checksums
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import hashlib
 
-_SAMPLES = 512  # elements of a sampled tensor
+_SAMPLES = 256  # elements of a sampled tensor
 _COMPLETE = 4096  # smaller tensors are read completely
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integer dtype by bytes per element
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None), range, slice, torch.dtype, torch.Size)
