@@ -21,6 +21,7 @@ class ListNames(Message):
         kind: "variables", "attributes" (of a path), "keys" (of a dict), "modules" (below a package) or "exports" (names
             in a module, for `from module import`).
         path: the expression before the dot or the bracket: "model.layers[0]". For "modules" and "exports" the module.
+            For "variables" the function around the cursor, whose parameters are listed, too; "" if there is none.
         assigned: names that the lines above the cursor set: name, how ("call", "value", "module", "export", "function",
             "class" or "other") and the path of the called function, of the value or of the module.
     """

@@ -11,7 +11,12 @@ from ddp_notebook.run.completion.rank_code import RankCode, rank_code
     [
         ("", Cursor("variables")),
         ("x = mod", Cursor("variables", "", "mod")),
-        ("print(mod", Cursor("variables", "", "mod")),
+        ("print(mod", Cursor("variables", "print", "mod")),
+        ("net.step(x,\n  sca", Cursor("variables", "net.step", "sca")),
+        ("net.step(x, scale=mod", Cursor("variables", "", "mod")),
+        ("net.step([1, mod", Cursor("variables", "", "mod")),
+        ("print((1, mod", Cursor("variables", "", "mod")),
+        ("y = [mod", Cursor("variables", "", "mod")),
         ("if x == 1 and y.", Cursor("attributes", "y")),
         ("model.layers[0].we", Cursor("attributes", "model.layers[0]", "we")),
         ("f(a, model['head'].we", Cursor("attributes", "model['head']", "we")),

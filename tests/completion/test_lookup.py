@@ -261,6 +261,13 @@ def test_variables_and_modules():
     assert names("exports", "torch.nn", {})["Linear"] == "class"
 
 
+def test_parameters_of_the_called_function(hostile):
+    assert names("variables", "one.method", hostile)["scale="] == "param"
+    linear = names("variables", "torch.nn.Linear", {"torch": torch})
+    assert linear["in_features="] == "param" and "self=" not in linear
+    assert not [name for name in names("variables", "nowhere", {}) if name.endswith("=")]
+
+
 def test_help_of_values(hostile):
     lookup = Lookup(hostile | {"torch": torch, "x": torch.ones(2, 3), "lr": 0.1, "text": "long" * 100})
     texts = {path: described(lookup, path) for path in ("one.method", "net", "x", "lr", "net.fixed")}

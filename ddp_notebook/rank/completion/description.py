@@ -15,8 +15,10 @@ import torch
 
 from ddp_notebook.rank.completion.names import type_of
 from ddp_notebook.rank.variables.static_lookup import (
+    BUILTIN,
     UNKNOWN,
     Known,
+    called_function,
     class_attribute,
     inherits,
     instance_attributes,
@@ -27,12 +29,10 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import re
 
 _SHOWN = (bool, int, float, complex, type(None), torch.dtype, torch.device, torch.Size)
-_BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 _BUILTIN_TYPES = (type(None), *(one for one in vars(builtins).values() if type(one) is type))
 _CELL = "/ipykernel_"  # in the file name of a cell's code
 _MOST_CHARS = 200
 _MOST_TEXT = 20_000
-_MOST_WRAPPERS = 20
 _SELF = re.compile(r"^\((\$?self|\$module|\$type)(, /)?(, )?")
 
 
@@ -54,7 +54,7 @@ def describe(found: Known, path: str, detail: int = 0) -> str:
     """
     value = found.value if found.has_value else found.kind
     rows: dict[str, str] = {}
-    function = _function(value)
+    function = called_function(value)
     name = path.rpartition(".")[2]
     if function is not None:
         rows["Signature"] = signature(function, name, is_method=inherits(type(value), type))
@@ -79,7 +79,7 @@ def signature(function: Any, name: str, *, is_method: bool = False) -> str:
         is_method: leave out the first parameter.
     """
     if type(function) is not types.FunctionType:
-        text = function.__text_signature__ if is_one_of(type(function), _BUILTIN) else None
+        text = function.__text_signature__ if is_one_of(type(function), BUILTIN) else None
         return f"{name}{_SELF.sub('(', text)}" if type(text) is str else ""
     code = function.__code__
     count, only = code.co_argcount, code.co_kwonlyargcount
@@ -106,26 +106,10 @@ def signature(function: Any, name: str, *, is_method: bool = False) -> str:
     return f"{name}({', '.join(parameters)})"
 
 
-def _function(value: Any) -> Any:
-    """Return the function that a call of a value runs first; None if it cannot be called or is not known."""
-    kind = type(value)
-    if inherits(kind, type):
-        init = class_attribute(value, "__init__")
-        return init if is_one_of(type(init), (types.FunctionType, types.WrapperDescriptorType)) else None
-    if kind is types.MethodType:
-        value = value.__func__
-    for _ in range(_MOST_WRAPPERS):
-        inner = instance_attributes(value).get("__wrapped__")
-        if type(value) is not types.FunctionType or type(inner) is not types.FunctionType:
-            break
-        value = inner
-    return value if is_one_of(type(value), (types.FunctionType, *_BUILTIN)) else None
-
-
 def _docstring(value: Any) -> str:
     if inherits(type(value), type):
         text = class_attribute(value, "__doc__")
-    elif is_one_of(type(value), (types.FunctionType, *_BUILTIN, types.MethodType)):
+    elif is_one_of(type(value), (types.FunctionType, *BUILTIN, types.MethodType)):
         text = value.__doc__
     else:
         text = instance_attributes(value).get("__doc__", UNKNOWN)

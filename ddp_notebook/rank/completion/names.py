@@ -13,6 +13,7 @@ from typing import Any
 from ddp_notebook.rank.variables.static_lookup import (
     Known,
     Lookup,
+    called_function,
     class_attributes,
     dict_of,
     inherits,
@@ -58,7 +59,7 @@ def names_at(
     lookup = Lookup(namespace, assigned)
     found: dict[str, str] | None
     if kind == "variables":
-        found = _variables(lookup, hidden)
+        found = _parameters(lookup, path) | _variables(lookup, hidden)
     elif kind == "exports":
         module = sys.modules.get(path)
         found = None if module is None else _types(instance_attributes(module))
@@ -128,6 +129,17 @@ def _variables(lookup: Lookup, hidden: Container[str]) -> dict[str, str]:
         else:
             found.setdefault(name, "")
     return found
+
+
+def _parameters(lookup: Lookup, path: str) -> dict[str, str]:
+    """Return the parameters of a called function that can be given by name, as `scale=`."""
+    called = lookup.find(path) if path else None
+    function = called_function(called.value) if called is not None and called.has_value else None
+    if type(function) is not types.FunctionType:
+        return {}
+    code = function.__code__
+    names = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
+    return {f"{name}=": "param" for name in names if name != "self"}
 
 
 def _keys(of: Known) -> dict[str, str] | None:

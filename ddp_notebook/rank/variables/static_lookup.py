@@ -30,6 +30,8 @@ _TENSORS_OF_TENSOR = ("grad", "data", "T", "mT", "H", "mH", "real", "imag")
 _RETURNS_TENSOR = re.compile(r"->\s*Tensor\s*$", re.MULTILINE)  # in the docstring of a function of torch
 _HEAD_CHARS = 600  # the part of a docstring with the signature
 _MODULES = (torch, torch.nn.functional, torch.linalg, torch.fft, torch.special)
+BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_MOST_WRAPPERS = 20
 _mro = type.__dict__["__mro__"].__get__
 _class_dict = type.__dict__["__dict__"].__get__
 _class_name = type.__dict__["__name__"].__get__
@@ -269,6 +271,22 @@ class Lookup:
         if inherits(called.kind, type):
             return Known(called.value)
         return Known(torch.Tensor) if _returns_tensor(called.value) else None
+
+
+def called_function(value: Any) -> Any:
+    """Return the function that a call of a value runs first; None if it cannot be called or is not known."""
+    kind = type(value)
+    if inherits(kind, type):
+        init = class_attribute(value, "__init__")
+        return init if is_one_of(type(init), (types.FunctionType, types.WrapperDescriptorType)) else None
+    if kind is types.MethodType:
+        value = value.__func__
+    for _ in range(_MOST_WRAPPERS):
+        inner = instance_attributes(value).get("__wrapped__")
+        if type(value) is not types.FunctionType or type(inner) is not types.FunctionType:
+            break
+        value = inner
+    return value if is_one_of(type(value), (types.FunctionType, *BUILTIN)) else None
 
 
 def export(module: str, name: str) -> Known | None:

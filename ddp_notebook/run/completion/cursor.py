@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 _PATH = r"[^\W\d]\w*(?:\.[^\W\d]\w*|\[(?:-?\d+|'[^'\\\n]*'|\"[^\"\\\n]*\")\])*"
 _ATTRIBUTE = re.compile(rf"(?<![\w.\])])({_PATH})\.(\w*)$")
+_CALLED = re.compile(rf"(?<![\w.\])])({_PATH})$")
 _KEY = re.compile(rf"(?<![\w.\])])({_PATH})\[((?:'[^'\\\n]*|\"[^\"\\\n]*|-?\d*))$")
 _NAME = re.compile(r"(?<![.\w])([^\W\d]\w*|)$")
+_ARGUMENT = re.compile(r"[(,]\s*\w*$")  # the beginning of an argument
 _IMPORT = re.compile(r"^\s*(?:import(?:\s+[\w., ]*,)?|from)\s+((?:\w+\.)*)(\w*)$")
 _FROM = re.compile(r"^\s*from\s+([\w.]+)\s+import\s+(?:\(?[\w, ]*[, ])?(\w*)$")
 _TEXT = re.compile(r"'''.*?'''|\"\"\".*?\"\"\"|'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|#[^\n]*\n", re.DOTALL)
@@ -21,6 +23,7 @@ _DEFINITION = re.compile(r"^\s*(?:async\s+)?(def|class)\s+([^\W\d]\w*)")
 _TARGETS = re.compile(r"^\s*(?:async\s+)?(?:for\s+([\w, ]+)\s+in\b|with\b.*\bas\s+(\w+)|((?:\w+\s*,\s*)+\w+)\s*=(?!=))")
 _MOST_CHARS = 100_000  # only the last ones of a longer cell are read
 _MOST_BACK = 2000
+_LONGEST_PATH = 300
 _MOST_ASSIGNED = 500
 
 
@@ -66,7 +69,10 @@ def read_cursor(before: str) -> Cursor | None:
     if found := _ATTRIBUTE.search(line):
         return Cursor("attributes", found[1], found[2])
     found = _NAME.search(line)
-    return Cursor("variables", "", found[1]) if found else Cursor("attributes", "", re.split(r"\W", line)[-1])
+    if found is not None:
+        is_argument = _ARGUMENT.search(before) is not None
+        return Cursor("variables", _called(before, len(before), is_direct=True) if is_argument else "", found[1])
+    return Cursor("attributes", "", re.split(r"\W", line)[-1])
 
 
 def _is_in_text(before: str) -> bool:
@@ -127,6 +133,21 @@ def name_at(code: str, position: int) -> str:
         >>> name_at("y = model.step(x, sca", 21), name_at("model.layers[0].weight", 3)
         ('model.step', 'model')
     """
+    if called := _called(code, position):
+        return called
+    end = position
+    while end < len(code) and (code[end].isalnum() or code[end] == "_"):
+        end += 1
+    found = _CALLED.search(code[max(0, end - _LONGEST_PATH) : end])
+    return found[1] if found else ""
+
+
+def _called(code: str, position: int, *, is_direct: bool = False) -> str:
+    """Return the path of the function in whose arguments a position is; "" if there is none.
+
+    Args:
+        is_direct: the position must not be inside a list, a dict or an index.
+    """
     depth = 0
     for at in range(position - 1, max(-1, position - _MOST_BACK), -1):
         if code[at] in ")]}":
@@ -134,12 +155,10 @@ def name_at(code: str, position: int) -> str:
         elif code[at] in "([{":
             depth -= 1
             if depth < 0 and code[at] == "(":
-                if called := re.search(rf"(?<![\w.\])])({_PATH})$", code[:at]):
-                    return called[1]
-                depth = 0
+                called = _CALLED.search(code[max(0, at - _LONGEST_PATH) : at])
+                if called or is_direct:
+                    return called[1] if called else ""
+            elif depth < 0 and is_direct:
+                return ""
             depth = max(depth, 0)
-    end = position
-    while end < len(code) and (code[end].isalnum() or code[end] == "_"):
-        end += 1
-    found = re.search(rf"(?<![\w.\])])({_PATH})$", code[:end])
-    return found[1] if found else ""
+    return ""
