@@ -88,6 +88,8 @@ _NOTEBOOK = {
     "sharding": (["ddp_notebook.run.sharding"], ["ddp_memory"]),
     "verify": (["ddp_notebook.run.verify"], ["ddp_verify"]),
     "debug": (["ddp_notebook.run.debug"], ["ddp_debug"]),
+    "completion": (["ddp_notebook.run.completion"], []),
+    "whos": (["ddp_notebook.run.whos"], ["ddp_whos"]),
     "files": (["ddp_notebook.run.files"], ["ddp_sync", "ddp_fetch"]),
     "keep": (["ddp_notebook.run.kept", "ddp_notebook.launch.keep"], ["ddp_attach"]),
     "torchrun": (
@@ -120,7 +122,7 @@ run("ddp_status", "")
 run("ddp_help", "")
 run("ddp_stop", "")
 print("modules", *sys.modules)
-print("magics", *shell.magics_manager.magics["line"])
+print("magics", *shell.magics_manager.magics["line"], *shell.magics_manager.magics["cell"])
 """
 
 
