@@ -45,14 +45,16 @@ def test_reload_ext_keeps_the_ranks_and_their_variables(ranks):
     assert ranks.run("rank").stderr.count("put %%on_all_ranks above") == 1
 
 
-def test_pdb_on_and_a_failed_cell(ranks):
+def test_pdb_on_without_a_user(ranks):
     ranks.run("%pdb on")
+    ranks.client.allow_stdin = False
     try:
         reply = ranks.run("%%on_all_ranks\n1 / 0", timeout_s=20)
-        assert reply.ename == "RankError" and "so no debugger opens by itself. %ddp_debug opens one" in reply.stderr
+        assert reply.ename == "RankError" and "no debugger opens, since a program runs this notebook" in reply.stderr
         reply = ranks.run("%ddp_pull", timeout_s=20)
         assert reply.ename == "UsageError" and "the error comes from ddp_notebook" in reply.stderr
     finally:
+        ranks.client.allow_stdin = True
         ranks.run("%pdb off")
 
 

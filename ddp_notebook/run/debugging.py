@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from ddp_notebook.errors import CellFailedHereError, CellTimeoutError, DDPNotebookError, RankError
+from ddp_notebook.run.notebook_kernel import is_run_by_program
 
 _ATTRIBUTE = "_ddp_notebook_debugger"
 # packages whose frames are between a cell and this package
@@ -22,8 +23,8 @@ FROM_RANKS = (
     "fails without other ranks too can be debugged in the notebook: run it with %%local"
 )
 ON_RANKS = (
-    "ddp_notebook: the cell failed on ranks, so no debugger opens by itself. %ddp_debug opens one in the failed lines, "
-    "until the next cell runs there"
+    "ddp_notebook: the cell failed on ranks, and no debugger opens, since a program runs this notebook. At a front end "
+    "that accepts input, %ddp_debug opens the failed lines"
 )
 FROM_HERE = (
     "ddp_notebook: no debugger opens, since the error comes from ddp_notebook and not from your code. Its message "
@@ -44,7 +45,7 @@ def watch(shell: Any, on_ranks: Callable[[], Callable[[], None] | None]) -> None
     def debugger(force: bool = False) -> None:
         if (sentence := instead()) and (force or shell.call_pdb):
             opens = on_ranks() if sentence == FROM_RANKS else None
-            if opens is not None and force:
+            if opens is not None and not is_run_by_program():
                 opens()
             else:
                 print(sentence if opens is None else ON_RANKS, file=sys.stderr)

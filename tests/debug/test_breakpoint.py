@@ -122,6 +122,18 @@ def test_stop_at_the_prompt_ends_the_cell(user):
     assert user.run(f"{ALL}kept").stdout == "[0] 0\n[1] 1\n" and is_whole(user)
 
 
+def test_limits_of_the_cell_are_held(user):
+    """The session has a grace time and a hang card after 1 s."""
+    code = "if rank == 0: breakpoint()\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
+    reply = user.run(f"{ALL.strip()} --timeout 1.5\n{code}", ["(2.5) c"])
+    assert reply.status == "ok" and reply.stdout.endswith("[0-1] 2.0\n")
+    assert reply.stderr == "stopped: rank 0 at cell line 1\n" and reply.displays == []
+    reply = user.run(
+        f"{ALL.strip()} --timeout 1.5\nif rank == 0: breakpoint()\n__import__('time').sleep(60)", ["(2) c"]
+    )
+    assert reply.ename == "CellTimeoutError" and reply.evalue.startswith("the cell took longer than 1.5 s")
+
+
 def test_a_rank_that_fails_is_reported_at_the_prompt(user):
     code = f"{ALL}import time\nif rank == 0: breakpoint()\nelse:\n    time.sleep(0.4); raise ValueError('bad data')"
     message = user.start(code)

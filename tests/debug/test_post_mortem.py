@@ -34,6 +34,15 @@ def test_the_innermost_frame_of_the_user_opens(user, command):
     assert "[1] 5\n" in user.run("%ddp_debug", ["p size", "q"]).stdout, "it opens again until the next cell"
 
 
+def test_pdb_on_opens_a_failed_cell_at_once(user):
+    user.run("%pdb on")
+    try:
+        reply = user.run(FAILS, ["p size", "q"])
+        assert reply.ename == "RankError" and "[1] 5\n" in reply.stdout and user.prompts == ["(rank 1) "] * 2
+    finally:
+        user.run("%pdb off")
+
+
 def test_debug_in_a_cell_of_ranks(user):
     user.run(FAILS)
     reply = user.run(f"{ALL}%debug", ["p size", "q"])
