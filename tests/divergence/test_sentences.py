@@ -152,3 +152,51 @@ def test_sentences_about_many_random_programs_are_true():
     counts = _check(range(10_000, 14_000))
     print(counts)
     assert counts["described"] > 0.7 * counts["diverged"], counts
+
+
+_SYNC = """def sync():
+    dist.all_reduce(t)
+"""
+# Programs in which rank 0 waits in `all_reduce` and rank 1 in `barrier`. The branch in them is not the reason.
+_WITHOUT_REASON = {
+    "test raises": (
+        "try:\n    if d[rank]:\n        dist.all_reduce(t)\n    else:\n        x = 1\nexcept KeyError:\n    x = 2"
+    ),
+    "suppressed": (
+        "with suppress(KeyError):\n    x = d[rank]\n    if flag:\n        dist.all_reduce(t)\n    else:\n        x = 1"
+    ),
+    "finally": "try:\n    x = d[rank]\n    if flag:\n        dist.all_reduce(t)\n    else:\n        x = 1\nfinally:",
+    "decorator": f"@only_rank_0\n{_SYNC}if done:\n    sync()",
+    "callback": f"{_SYNC}callbacks = [sync] if rank == 0 else []\nfor c in callbacks:\n    c()\nif flag:\n    sync()",
+    "lambda": f"{_SYNC}f = lambda: sync()\nif rank == 0:\n    f()\nif flag:\n    sync()",
+    "other value": f"{_SYNC}if rank == 1:\n    sync = print\nif flag:\n    sync()",
+    "task": f"async {_SYNC}if first:\n    task = create_task(sync())\nif rank == 0:\n    await task",
+    "forward": (
+        "class Net(nn.Module):\n    def forward(self, x):\n        dist.all_reduce(x)\n"
+        "if rank == 0:\n    net(x)\nif flag:\n    net.forward(x)"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _WITHOUT_REASON)
+def test_branches_that_are_not_the_reason(name):
+    code = _WITHOUT_REASON[name]
+    code += "\n    dist.barrier()" if code.endswith("finally:") else "\ndist.barrier()"
+    lines = code.split("\n")
+    reduces, ends = (next(n for n, line in enumerate(lines, 1) if api in line) for api in ("all_reduce", "barrier"))
+    paths = Paths({0: [_event(lines, reduces)], 1: [_event(lines, ends)]})
+    sentence = divergence(ControlFlow({"": mark_elifs(ast.parse(code), code)}), paths)
+    assert sentence == "" or sentence.startswith(
+        f"line {reduces}: rank 0 reached it through "
+    )  # rank 1 may have failed
+
+
+@pytest.mark.parametrize(
+    "test", ["while sync():\n        x += 1", "if a:\n        x = 1\n    elif sync():\n        x = 2"]
+)
+def test_collectives_in_tests_are_not_counted_as_passes(test):
+    code = f"{_SYNC}for epoch in range(1 + rank):\n    sync()\n    {test}\ndist.barrier()"
+    lines = code.split("\n")
+    one, end = _event(lines, 2), _event(lines, len(lines))
+    paths = Paths({0: [one, one, end], 1: [one, one, one]})
+    assert divergence(ControlFlow({"": mark_elifs(ast.parse(code), code)}), paths) == ""

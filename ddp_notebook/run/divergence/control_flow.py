@@ -10,12 +10,24 @@ import ast
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 Kind = Literal["call", "branch", "loop", "entry", "exit", "raise", "plain"]
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# Decorators that call their function exactly once per call.
+_TRANSPARENT = {
+    "no_grad",
+    "inference_mode",
+    "enable_grad",
+    "autocast",
+    "compile",
+    "record",
+    "staticmethod",
+    "classmethod",
+}
+_SUPPRESSING = {"suppress", "raises", "assertRaises"}  # context managers that may suppress an exception
 
 
 @dataclass(eq=False, slots=True)
@@ -29,7 +41,8 @@ class Node:
         edges: following nodes with their labels. A label is the number of the branch.
         callees: entries of the functions that a call may enter.
         may_skip: a call may also enter none of them.
-        handlers: try statement and handlers that catch an exception here, from the innermost one.
+        handlers: what catches an exception here, from the innermost one: the try or with statement and the nodes that
+            follow, or the end of a `finally` block, which raises the exception again.
         loops: the loops around it in its function, from the outermost one.
         tree: the statement or expression of a branch or loop.
     """
@@ -41,10 +54,14 @@ class Node:
     edges: list[tuple[int, Node]] = field(default_factory=list)
     callees: list[Node] = field(default_factory=list)
     may_skip: bool = False
-    handlers: tuple[tuple[ast.Try, tuple[Node, ...]], ...] = ()
+    handlers: Handlers = ()
     loops: tuple[Node, ...] = ()
     tree: ast.AST | None = None
     function: str = ""  # name of the function that contains it; "" for the code outside functions
+
+
+Catching: TypeAlias = ast.Try | ast.With | ast.AsyncWith | Node
+Handlers: TypeAlias = tuple[tuple[Catching, tuple[Node, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +74,14 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A decision of a walk: a branch or loop, or an exception that a try statement catches.
+    """A decision of a walk: a branch or loop, or an exception that is caught.
 
     Attributes:
-        at: the branch, the loop or the try statement.
+        at: the branch, the loop, or what catches the exception, see `Node.handlers`.
         label: number of the branch, or -1 - number of the handler for an exception.
     """
 
-    at: Node | ast.Try
+    at: Catching
     label: int
 
 
@@ -74,6 +91,9 @@ class ControlFlow:
     Args:
         sources: syntax trees by name: "" is the cell, the others are earlier cells and files, the oldest first.
             Functions are found by their names in all of them.
+
+    Attributes:
+        hidden: entries of functions that may also run without a call in the graph.
     """
 
     def __init__(self, sources: Mapping[str, ast.Module]) -> None:
@@ -83,6 +103,9 @@ class ControlFlow:
         self._source = ""
         self._calls: list[Node] = []
         self._modules = {name.removesuffix(".py") for name in sources}
+        self._classes = {
+            one.name for tree in sources.values() for one in ast.walk(tree) if isinstance(one, ast.ClassDef)
+        }
         for name, tree in sources.items():
             self._find_functions(name, tree)
         for functions in (*self._functions.values(), *self._methods.values()):
@@ -94,6 +117,7 @@ class ControlFlow:
         self.entry, self.exit = cell.entry, cell.exit
         for call in self._calls:
             self._resolve(call)
+        self.hidden = self._hidden(sources)
 
     def _find_functions(self, source: str, tree: ast.Module) -> None:
         self._source = source
@@ -119,6 +143,34 @@ class ControlFlow:
             found = found if is_certain else self._methods.get(call.name, [])
         call.callees = [one.entry for one in found if not one.is_generator]
         call.may_skip = not is_certain or len(call.callees) != 1
+
+    def _hidden(self, sources: Mapping[str, ast.Module]) -> list[Node]:
+        """Return the entries of functions that may also run without a call in the graph.
+
+        They are used as values, have another value for their name, are called in parts that the graph lacks, such as
+        the test of a `while`, are called by Python or by a decorator, or run as a task.
+        """
+        known = {id(call.tree) for call in self._calls}
+        functions = [one for own in (*self._functions.values(), *self._methods.values()) for one in own]
+        coroutines = {one.name for one in functions if isinstance(one.tree, ast.AsyncFunctionDef)}
+        names: set[str] = set()
+        for source, tree in sources.items():
+            called = {id(one.func) for one in ast.walk(tree) if isinstance(one, ast.Call)}
+            before = {id(one) for one in _calls_before(tree)} if source else set()
+            awaited = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Await)}
+            for one in ast.walk(tree):
+                match one:
+                    case ast.Name(id=name) if id(one) not in called:
+                        names.add(name)
+                    case ast.Attribute(attr=name) if id(one) not in called:
+                        names.add(name)
+                    case ast.arg(arg=name):
+                        names.add(name)
+                    case ast.Call(func=func) if id(one) not in known | before:
+                        names.add(_last_name(func))
+                    case ast.Call(func=func) if id(one) not in awaited and _last_name(func) in coroutines:
+                        names.add(_last_name(func))
+        return [one.entry for one in functions if one.name in names or one.is_called_by_others]
 
     # ---- building
 
@@ -200,17 +252,27 @@ class ControlFlow:
 
     def _try(self, one: ast.Try, after: Node, inside: _Inside) -> Node:
         if one.finalbody:
+            raised = self._new("raise", one, inside)
+            of_exception = self._block(one.finalbody, raised, inside)
             inside = inside.with_final(lambda then, outer: self._block(one.finalbody, then, outer))
             after = self._block(one.finalbody, after, inside.outside_final)
+            inside = inside.with_handlers(raised, (of_exception,))
         handlers = tuple(self._block(handler.body, after, inside) for handler in one.handlers)
         of_body = inside.with_handlers(one, handlers) if handlers else inside
         return self._block(one.body, self._block(one.orelse, after, inside), of_body)
 
     def _with(self, one: ast.With | ast.AsyncWith, after: Node, inside: _Inside) -> Node:
-        first = self._block(one.body, after, inside)
+        suppresses = any(map(self._may_suppress, one.items))
+        first = self._block(one.body, after, inside.with_handlers(one, (after,)) if suppresses else inside)
         for item in reversed(one.items):
             first = self._expression(item.context_expr, first, inside)
         return first
+
+    def _may_suppress(self, item: ast.withitem) -> bool:
+        """Return whether a context manager may suppress an exception."""
+        manager = item.context_expr
+        name = _last_name(manager.func) if isinstance(manager, ast.Call) else ""
+        return name in _SUPPRESSING or name in self._functions or name in self._classes
 
     def _expression(self, one: ast.expr | None, after: Node, inside: _Inside) -> Node:
         """Return the first node of an expression: its calls in the order of their evaluation."""
@@ -234,8 +296,7 @@ class ControlFlow:
                 return self._comprehension(one, after, inside)
             case ast.Call():
                 called = one.func
-                name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-                call = self._new("call", one, inside, name)
+                call = self._new("call", one, inside, _last_name(called))
                 call.line = called.end_lineno or one.lineno  # Python names the line of the attribute
                 call.edges = [(0, after)]
                 self._calls.append(call)
@@ -274,7 +335,7 @@ class ControlFlow:
             if stack:
                 yield None, State(stack[-1].edges[0][1], stack[:-1])
             return
-        if node.kind in ("call", "raise", "plain"):
+        if node.kind in ("call", "raise", "plain") or (node.kind in ("branch", "loop") and _may_raise(node.tree)):
             yield from self._caught(state)
         for entry in node.callees:
             if len(stack) < MOST_CALLS:
@@ -314,6 +375,15 @@ class _Function:
         """Return whether a call of it runs nothing of its body."""
         return any(isinstance(one, ast.Yield | ast.YieldFrom) for one in ast.walk(self.tree))
 
+    @property
+    def is_called_by_others(self) -> bool:
+        """Return whether Python, torch or a decorator may call it, or not call it."""
+        if isinstance(self.tree, ast.Module):
+            return False
+        decorators = [one.func if isinstance(one, ast.Call) else one for one in self.tree.decorator_list]
+        is_special = self.name == "forward" or (self.name.startswith("__") and self.name.endswith("__"))
+        return is_special or self.is_generator or any(_last_name(one) not in _TRANSPARENT for one in decorators)
+
 
 Final = Callable[[Node, "_Inside"], Node]
 
@@ -326,7 +396,7 @@ class _Inside:
     exit: Node
     loops: tuple[Node, ...] = ()
     ends: tuple[Node, ...] = ()  # node after each loop
-    handlers: tuple[tuple[ast.Try, tuple[Node, ...]], ...] = ()
+    handlers: Handlers = ()
     finals: tuple[tuple[int, Final, _Inside], ...] = ()  # number of loops around it, its code, and its own surroundings
 
     @property
@@ -336,8 +406,8 @@ class _Inside:
     def in_loop(self, head: Node, after: Node) -> _Inside:
         return _replace(self, loops=(*self.loops, head), ends=(*self.ends, after))
 
-    def with_handlers(self, tree: ast.Try, handlers: tuple[Node, ...]) -> _Inside:
-        return _replace(self, handlers=((tree, handlers), *self.handlers))
+    def with_handlers(self, at: Catching, handlers: tuple[Node, ...]) -> _Inside:
+        return _replace(self, handlers=((at, handlers), *self.handlers))
 
     def with_final(self, final: Final) -> _Inside:
         return _replace(self, finals=(*self.finals, (len(self.loops), final, self)))
@@ -375,3 +445,42 @@ def mark_elifs(tree: ast.Module, text: str) -> ast.Module:
 
 def _is_wildcard(case: ast.match_case) -> bool:
     return case.guard is None and isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
+
+
+def _last_name(called: ast.expr) -> str:
+    """Return "step" for `step` and for `trainer.step`."""
+    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+
+
+def _calls_before(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield the calls outside functions, which have run when an earlier cell ran or a file was imported."""
+    open_nodes: list[ast.AST] = [tree]
+    while open_nodes:
+        one = open_nodes.pop()
+        if isinstance(one, ast.Call):
+            yield one
+        if not isinstance(one, (*_FUNCTIONS, ast.Lambda)):
+            open_nodes += ast.iter_child_nodes(one)
+
+
+_CANNOT_RAISE = (
+    *(ast.Name, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.expr_context),
+    *(ast.cmpop, ast.boolop, ast.unaryop, ast.Add, ast.Sub, ast.Mult, ast.Mod),
+)  # conditions such as `rank % 2 == 0`
+
+
+def _may_raise(tree: ast.AST | None) -> bool:
+    """Return whether the condition of a branch or the next pass of a loop may raise an exception."""
+    if isinstance(tree, ast.For | ast.AsyncFor):
+        return not (isinstance(tree.iter, ast.Call) and _last_name(tree.iter.func) == "range")
+    match tree:
+        case ast.If() | ast.While() | ast.IfExp():
+            tests = [tree.test]
+            while isinstance(tree, ast.If) and len(tree.orelse) == 1 and isinstance(tree.orelse[0], ast.If):
+                tree = tree.orelse[0]
+                tests.append(tree.test)
+        case ast.BoolOp():
+            tests = tree.values
+        case _:
+            return True
+    return not all(isinstance(part, _CANNOT_RAISE) for test in tests for part in ast.walk(test))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddp_notebook.records.words import group_by_value
-from ddp_notebook.run.divergence.control_flow import Choice, ControlFlow, Node, State
+from ddp_notebook.run.divergence.control_flow import Catching, Choice, ControlFlow, Node, State
 from ddp_notebook.run.divergence.paths import END, Event
 
 MOST_STATES = 20_000
@@ -52,7 +51,7 @@ class Graph:
                     open_states.append(then)
         return seen
 
-    def targets(self, at: Node | ast.Try) -> dict[int, list[State]]:
+    def targets(self, at: Catching) -> dict[int, list[State]]:
         """Return the states after a decision, by the label of the branch."""
         found: dict[int, list[State]] = {}
         for edges in self.edges.values():
@@ -70,15 +69,34 @@ class Sites:
         for node in flow.nodes:
             if node.kind == "call":
                 self._calls.setdefault((node.source, node.line), []).append(node)
-        self.certain = {nodes[0] for event in set(events) if len(nodes := self.of(event)) == 1}
+        # A `finally` block has several nodes for a call.
+        groups = [nodes for event in set(events) if (nodes := self.of(event))]
+        self.certain = {node for nodes in groups if len({id(one.tree) for one in nodes}) == 1 for node in nodes}
+        self._all = {node for nodes in groups for node in nodes}
 
     def of(self, event: Event) -> list[Node]:
         """Return the calls that may be this event."""
         calls = self._calls.get((event.source, event.line), [])
         return [one for one in calls if one.name in (event.api, event.op)] or [one for one in calls if not one.callees]
 
+    def are_hidden(self, flow: ControlFlow) -> bool:
+        """Return whether a function that may run without a call in the graph reaches one of the calls."""
+        seen = {State(entry) for entry in flow.hidden}
+        open_states = list(seen)
+        while open_states:
+            state = open_states.pop()
+            if state.node in self._all:
+                return True
+            if len(seen) > MOST_STATES:
+                raise TooLargeError
+            for _, then in flow.following(state):
+                if then not in seen:
+                    seen.add(then)
+                    open_states.append(then)
+        return False
 
-def without(at: Node | ast.Try) -> Removed:
+
+def without(at: Catching) -> Removed:
     """Return a filter for `Graph.reached` that removes all branches of a decision."""
     return lambda _, choice, __: choice is not None and choice.at is at
 
@@ -113,7 +131,7 @@ class Parting:
         self.prefix = prefix
         self.states = states
         self.all = set(range(len(sets)))
-        order: dict[int, Node | ast.Try] = {}
+        order: dict[int, Catching] = {}
         for edges in graph.edges.values():
             for choice, _ in edges:
                 if choice is not None:
@@ -138,7 +156,7 @@ class Parting:
         sites = Sites(flow, [*prefix, *following.values()])
         sets = list(group_by_value(following).items())
         places = [set(sites.of(event)) for event, _ in sets if event != END]
-        if any(one & other for n, one in enumerate(places) for other in places[:n]):
+        if any(one & other for n, one in enumerate(places) for other in places[:n]) or sites.are_hidden(flow):
             return None
         states = _states_of(flow, sites, prefix, has_start=has_start) if prefix else []
         last = states[-1] if prefix else []
