@@ -1,6 +1,8 @@
 """A row per variable, from stored values: type, shape, bytes, digest."""
 
+import random
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -168,3 +170,49 @@ def test_many_variables_take_little_time():
     began_s = time.thread_time()
     rows_of(many)
     assert time.thread_time() - began_s < 0.05
+
+
+class Slots:
+    __slots__ = ("__dict__", "value")
+
+    def __init__(self, value):
+        self.value, self.name = value, "a"
+
+
+class WithName(dict):
+    def __init__(self, name):
+        super().__init__(x=1)
+        self.name = name
+
+
+class Number(int):
+    def __init__(self, _):
+        self.name = "a"
+
+
+@pytest.mark.parametrize("kind", [random.Random, Slots, WithName, Number])
+def test_state_outside_attributes_is_not_called_the_same(kind):
+    one, other = (rows_of({"x": kind(seed)})["x"] for seed in (1, 2))
+    assert one["digest"] != other["digest"] or not one["complete"]
+
+
+def test_modules_and_optimizers_with_very_many_tensors_are_not_called_the_same():
+    parameters = [nn.Parameter(torch.ones(1)) for _ in range(10_001)]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    optimizer.state.update((one, {"momentum_buffer": torch.ones(1)}) for one in parameters)
+    found = rows_of({"model": nn.ParameterList(parameters), "optimizer": optimizer})
+    assert [row["complete"] for row in found.values()] == [False, False]
+
+
+def test_order_of_a_dict_makes_no_difference():
+    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1}) != digest_of({"a": 2, "b": 1})
+
+
+def test_a_long_list_is_not_copied():
+    value = [0] * 2_000_000
+    tracemalloc.start()
+    row = rows_of({"x": value})["x"]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 16e6
+    assert (row["shape"], row["complete"]) == ("2,000,000 items", False)

@@ -6,6 +6,7 @@ Values are found as in `static_lookup`, without running code of the user. So a r
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import sys
 import types
 from collections.abc import Container, Mapping
@@ -22,6 +23,8 @@ from ddp_notebook.rank.variables.static_lookup import (
     instance_attributes,
     is_one_of,
     items,
+    mro,
+    own_attributes,
     stored_attribute,
     type_name,
 )
@@ -31,6 +34,10 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _SIZED = (bool, int, float, complex, str, bytes, bytearray, type(None), list, tuple, dict, set, frozenset, range)
+_PLAIN_VALUES = (
+    *(bool, int, float, complex, str, bytes, bytearray, type(None), range, slice, torch.dtype, torch.Size),
+)
+_CONTAINERS = (list, tuple, dict, set, frozenset)
 _DISPATCH = torch.Tensor.__dict__.get("__torch_dispatch__", class_attribute(torch.Tensor, "__torch_dispatch__"))
 _MOST_PARTS = 20_000  # values that are visited for one variable
 _DEEPEST = 6
@@ -79,8 +86,13 @@ class Rows:
             ('(2, 3)', 24, '2 items')
         """
         rows, code = {}, []
-        for name, value in items(namespace).items():
-            if name in hidden or not fnmatch.fnmatchcase(name, pattern or "*") or (not pattern and name[0] == "_"):
+        for name, value in list(namespace.items()):
+            if (
+                type(name) is not str
+                or name in hidden
+                or not fnmatch.fnmatchcase(name, pattern or "*")
+                or (not pattern and name[0] == "_")
+            ):
                 continue
             if not pattern and inherits(type(value), *_CODE):
                 code.append(name)
@@ -178,14 +190,21 @@ class Rows:
         self._around.add(id(module))
         own = instance_attributes(module)
         for name in ("_parameters", "_buffers"):
-            for key, tensor in items(own.get(name, {})).items():
+            for key, tensor in self._entries(own.get(name), found).items():
                 if tensor is not None:
                     self._tensor(tensor, found, f"{prefix}{key}")
         found.digests.append(f"training={own.get('training')}")
-        for key, part in items(own.get("_modules", {})).items():
+        for key, part in self._entries(own.get("_modules"), found).items():
             if part is not None:
                 self._module(part, found, f"{prefix}{key}.")
         self._around.discard(id(module))
+
+    def _entries(self, mapping: Any, found: _Found) -> dict[str, Any]:
+        """Return the entries of a dictionary of a module; {} if it is too large to be read."""
+        entries = items(mapping)
+        if not entries and mapping:
+            found.is_complete = False
+        return entries
 
     def _optimizer(self, optimizer: Any, found: _Found) -> None:
         """Visit the state and the options of an optimizer. Its parameters belong to models."""
@@ -199,7 +218,9 @@ class Rows:
                 if key not in ("params", "param_names"):
                     self._visit(option, found, _DEEPEST - 2)
         order = {one: number for number, one in enumerate(parameters)}
-        states = {order.get(id(parameter), -1): values for parameter, values in (dict_of(state) or [])}
+        if (entries := dict_of(state)) is None:  # too large
+            found.is_complete = False
+        states = {order.get(id(parameter), -1): values for parameter, values in entries or []}
         for number in sorted(states):
             for key, value in items(states[number]).items():
                 found.digests.append(f"{number}.{key}")
@@ -208,30 +229,23 @@ class Rows:
 
     def _other(self, value: Any, found: _Found, depth: int) -> None:
         kind = type(value)
-        if is_sized := is_one_of(kind, _SIZED):
+        if is_one_of(kind, _SIZED):
             self._count(value, sys.getsizeof(value), found)
         if id(value) in self._around:
             found.digests.append("around it")
             return
-        parts: list[tuple[Any, Any]] | None = None
-        if inherits(kind, list, tuple) and not inherits(kind, torch.Size):
-            parts = [("", one) for one in (list.__iter__(value) if inherits(kind, list) else tuple.__iter__(value))]
-        elif (entries := dict_of(value)) is not None:
-            parts = entries
-        elif is_sized or is_one_of(kind, (torch.dtype, torch.Size, slice)):
-            if kind in (set, frozenset):
-                parts = [("", one) for one in sorted(value, key=repr)] if all(map(_is_plain, value)) else None
-            else:
-                self._add(found, type_name(kind), lambda digests: digests.of_plain(value))
-                return
-        elif own := instance_attributes(value):
-            parts = list(own.items())
+        if is_one_of(kind, _PLAIN_VALUES):
+            self._add(found, type_name(kind), lambda digests: digests.of_plain(value))
+            return
+        parts = _parts_of(value)
         if parts is None:
             found.digests.append(type_name(kind))
             found.is_complete = found.is_complete and is_one_of(kind, (torch.device,))
             return
+        if not inherits(kind, *_CONTAINERS) and _keeps_state_elsewhere(kind):
+            found.is_complete = False
         self._around.add(id(value))
-        found.digests.append(f"{type_name(kind)} {len(parts)}")
+        found.digests.append(f"{type_name(kind)} {len(value) if is_one_of(kind, _SIZED) else len(parts)}")
         for key, part in parts:
             if found.visited > _MOST_PARTS:
                 found.is_complete = False
@@ -274,6 +288,38 @@ class Rows:
             found["other"] = max(0, torch.cuda.memory_allocated() - listed)
             found["cached"] = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return found
+
+
+def _parts_of(value: Any) -> list[tuple[Any, Any]] | None:
+    """Return the parts of a container or object with their keys. None if they are unknown or too many."""
+    kind, own = type(value), instance_attributes(value)
+    attributes = sorted(own.items())
+    if inherits(kind, list, tuple):
+        values = list.__iter__(value) if inherits(kind, list) else tuple.__iter__(value)
+        return [*(("", one) for one in itertools.islice(values, _MOST_PARTS + 1)), *attributes]
+    if is_one_of(kind, (set, frozenset)):
+        is_read = len(value) <= _MOST_PARTS and all(map(_is_plain, value))
+        return [("", one) for one in sorted(value, key=repr)] if is_read else None
+    if (entries := dict_of(value)) is not None:
+        if kind is dict and all(_is_plain(key) for key, _ in entries):
+            entries.sort(key=lambda entry: repr(entry[0]))  # equal dicts may have another order
+        return [*entries, *((name, part) for name, part in attributes if name != "data" or inherits(kind, dict))]
+    return None if inherits(kind, dict) else attributes or None
+
+
+class _Plain:
+    """Has no state but its attributes."""
+
+
+_basic_size = type.__dict__["__basicsize__"].__get__
+
+
+def _keeps_state_elsewhere(kind: type) -> bool:
+    """Return whether objects of a class keep state in slots or in C, as `random.Random` does, and not in attributes."""
+    has_slots = any(
+        type(one) is types.MemberDescriptorType for base in mro(kind) for one in own_attributes(base).values()
+    )
+    return has_slots or _basic_size(kind) > _basic_size(_Plain)
 
 
 def _is_plain(value: Any) -> bool:
