@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -62,6 +63,11 @@ def test_the_folder_that_hosts_share(read_only, monkeypatch):
     folder = read_only / ".cache" / "ddp_notebook"
     with pytest.raises(StartError, match=re.escape(_SENTENCE.format(folder=folder, variable="XDG_CACHE_HOME"))):
         shared_folder()
+
+
+def test_other_shortages_are_not_blamed_on_the_folder(tmp_path):
+    with pytest.raises(OSError, match="Too many open files"), private.writing_to(tmp_path, "TMPDIR"):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_the_folder_of_profiles(read_only, monkeypatch, recwarn):

@@ -117,9 +117,12 @@ def temporary() -> str:
     return folder
 
 
+_NOT_OF_A_FOLDER = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # another folder would not help
+
+
 @contextlib.contextmanager
 def writing_to(folder: str | os.PathLike[str], variable: str = "") -> Iterator[None]:
-    """Context that writes to a folder of this machine. Errors of the file system become one sentence.
+    """Context that writes to a folder of this machine. Errors of this folder become one sentence.
 
     Args:
         folder: the folder.
@@ -138,6 +141,8 @@ directory; set TMPDIR to a folder that you can write to before the notebook star
     try:
         yield
     except OSError as error:
+        if error.errno in _NOT_OF_A_FOLDER:
+            raise
         raise StartError(cannot_write(os.fspath(folder), error, variable)) from error
 
 

@@ -6,10 +6,14 @@ import ast
 import re
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
+from ddp_notebook.records.operation import Operation
+from ddp_notebook.records.schema import CALL
+from ddp_notebook.run.divergence import paths
 from ddp_notebook.run.divergence.control_flow import ControlFlow, mark_elifs
-from ddp_notebook.run.divergence.paths import END, Event, Paths
+from ddp_notebook.run.divergence.paths import END, Event, LastAct, Paths, paths_of
 from ddp_notebook.run.divergence.sentences import divergence
 from tests.divergence.programs import PROGRAMS
 from tests.divergence.random_programs import Generator, Log, run
@@ -200,3 +204,32 @@ def test_collectives_in_tests_are_not_counted_as_passes(test):
     one, end = _event(lines, 2), _event(lines, len(lines))
     paths = Paths({0: [one, one, end], 1: [one, one, one]})
     assert divergence(ControlFlow({"": mark_elifs(ast.parse(code), code)}), paths) == ""
+
+
+class _Recording:
+    """Recording of a loop that has called `all_reduce` many times, which counts the texts that are looked up."""
+
+    looked_up = 0
+
+    def rows(self, table):
+        rows = np.zeros(10_000, CALL)
+        rows["rank"], rows["number"] = np.arange(10_000) % 2, np.arange(10_000) // 2
+        rows["call"], rows["cell"], rows["bucket"], rows["end_ns"] = rows["number"], 1, -1, 1
+        return rows
+
+    def text(self, number):
+        self.looked_up += 1
+        return "all_reduce"
+
+    def group_of(self, number):
+        return {"name": "0"}
+
+
+def test_lines_of_a_long_loop_are_looked_up_once(monkeypatch):
+    recording = _Recording()
+    monkeypatch.setattr(recording, "text", lambda number, text=recording.text: text(number) and "cell line 2")
+    monkeypatch.setattr(paths, "calls_of", lambda rows, cell: rows.rows("call"))
+    waits = Operation(name="barrier", number=5000, group="", ranks=(0, 1), key="0")
+    found = paths_of(recording, 1, {rank: LastAct(waits, "cell line 3 (barrier)") for rank in range(2)})
+    assert [len(path) for path in found.events.values()] == [5001, 5001]
+    assert recording.looked_up < 10

@@ -69,6 +69,31 @@ def test_all_ranks_stop_and_the_place_is_named(stopped, ranks, fault, expected):
     assert any("rank 1, step 3: bucket 0" in one for one in ranks.recording.findings[found.cell])
 
 
+MASKS = """
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 4)
+    def forward(self, x, mask):
+        return self.linear(x) + mask
+torch.manual_seed(0)
+model = DDP(Masked())
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(6):
+    mask = torch.zeros(8, 4)
+    mask[:, 3] = float("-inf")
+    if rank == 1 and step == 3:
+        mask[2] = float("-inf")  # no class is left
+    opt.zero_grad()
+    F.cross_entropy(model(torch.randn(8, 16), mask), torch.zeros(8, dtype=torch.long)).backward()
+    opt.step()
+"""
+
+
+def test_infinite_outputs_of_a_mask(stopped):
+    assert "rank 1: the module is not known: the output of the model had infinite values" in stopped(MASKS)
+
+
 LOADS = """
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 def load(workers=0, shuffle=False, epochs=1, stops_at=99, **options):

@@ -85,17 +85,21 @@ def paths_of(recording: RowSource, cell: int, last: Mapping[int, LastAct]) -> Pa
     members = set.intersection(*(set(one.ranks) for one in waits.values())) & last.keys()
     calls = calls_of(recording, cell)
     found: dict[int, list[tuple[tuple[str, int], Event]]] = {rank: [] for rank in sorted(members)}
-    for call in select(calls, np.argsort(calls["call"], kind="stable")):
-        rank = int(call["rank"])
-        group = recording.group_of(int(call["group"]))["name"]
-        op = recording.text(int(call["op"]))
-        if rank not in found or group not in groups or op in POINT_TO_POINT:
+    calls = select(calls, np.argsort(calls["call"], kind="stable"))
+    names = {group: recording.group_of(group)["name"] for group in np.unique(calls["group"]).tolist()}
+    known: dict[tuple[int, ...], Event | None] = {}  # a cell may have made half a million calls at a few lines
+    columns = (calls[name].tolist() for name in ("rank", "group", "number", "thread", "op", "api", "site", "bucket"))
+    for rank, group, number, thread, *what in zip(*columns, strict=True):
+        if rank not in found or names[group] not in groups:
             continue
-        event = _event(recording.text(int(call["site"])))
-        if call["thread"] or event is None:
+        if (key := tuple(what)) not in known:
+            known[key] = _event_of(recording, *what)
+        event = known[key]
+        if event is not None and event.op in POINT_TO_POINT:
+            continue
+        if thread or event is None:
             return None
-        event = replace(event, op=op, api=recording.text(int(call["api"])), bucket=int(call["bucket"]))
-        found[rank].append(((group, int(call["number"])), event))
+        found[rank].append(((names[group], number), event))
     for rank, events in found.items():
         key, event = _last_event(last[rank])
         if event is None:
@@ -103,6 +107,13 @@ def paths_of(recording: RowSource, cell: int, last: Mapping[int, LastAct]) -> Pa
         if not events or key != events[-1][0]:
             events.append((key, event))
     return _aligned(found)
+
+
+def _event_of(recording: RowSource, op: int, api: int, site: int, bucket: int) -> Event | None:
+    """Return the event of a call; None if its line is unknown. The arguments are columns of `schema.CALL`."""
+    name = recording.text(op)
+    event = Event() if name in POINT_TO_POINT else _event(recording.text(site))  # the line of a message is not needed
+    return event and replace(event, op=name, api=recording.text(api), bucket=bucket)
 
 
 def _last_event(act: LastAct) -> tuple[tuple[str, int], Event | None]:

@@ -33,11 +33,12 @@ def divergence(flow: ControlFlow, paths: Paths) -> str:
     events = paths.events
     common = 0
     shortest = min(map(len, events.values()))
-    while common < shortest and len({path[common] for path in events.values()}) == 1:
+    first, *others = events.values()
+    while common < shortest and all(path[common] == first[common] for path in others):
         common += 1
     if common == shortest:
         return ""
-    prefix = next(iter(events.values()))[:common]
+    prefix = first[:common]
     following = {rank: path[common] for rank, path in events.items()}
     try:
         parting = Parting.of(flow, prefix, following, has_start=paths.has_start)

@@ -51,8 +51,7 @@ class KeptForward:
     def note_outputs(self, outputs: Any) -> None:
         """Keep sums of the outputs, and references to their gradients once the backward has computed them."""
         for index, output in enumerate(outputs_of(outputs)):
-            values = local_part(output.detach())
-            self._sums.append(values.sum(dtype=torch.float32 if values.dtype in SMALL else None))
+            self._sums.append(_sum(output))
             if (node := output.grad_fn) is not None:
                 node.register_prehook(functools.partial(self._keep_gradient, index, output.output_nr))
 
@@ -74,6 +73,11 @@ class KeptForward:
         """Return whether the outputs were finite. A sum that overflows counts as infinite."""
         return all(bool(one.isfinite()) for one in self._sums)
 
+    def has_sums_of(self, outputs: Sequence[torch.Tensor]) -> bool:
+        """Return whether the sums of these outputs are finite, infinite or NaN where those of the forward are."""
+        sums = [_sum(one) for one in outputs]
+        return [_kind(one) for one in sums] == [_kind(one) for one in self._sums]
+
     def hides_gradients(self) -> bool:
         """Return whether FSDP keeps the gradients of a backward that does not average them."""
         return all(one.grad is None for one in self.parameters) and any(
@@ -88,6 +92,15 @@ class KeptForward:
 def outputs_of(outputs: Any) -> list[torch.Tensor]:
     """Return the tensors with gradients in the result of a forward."""
     return [one for one in tree_leaves(outputs) if isinstance(one, torch.Tensor) and one.requires_grad]
+
+
+def _sum(output: torch.Tensor) -> torch.Tensor:
+    values = local_part(output.detach())
+    return values.sum(dtype=torch.float32 if values.dtype in SMALL else None)
+
+
+def _kind(number: torch.Tensor) -> tuple[bool, bool]:
+    return bool(number.isfinite()), bool(number.isnan())
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -126,7 +126,7 @@ class Replay:
             only_runs: the place is known already, but other ranks repeat the backward too.
         """
         of_loss = _has_bad((one for one, _ in kept.gradients.values()), nans_only=nans_only)
-        loss = _OF_LOSS if kept.had_finite_outputs() else _OTHER_VALUES
+        loss = _of_loss(kept, outputs)
         if of_loss and aside is None:
             return loss
         known = [(outputs[at], one) for at, (one, _) in sorted(kept.gradients.items()) if at < len(outputs)]
@@ -182,6 +182,20 @@ class Replay:
 
 _OF_LOSS = Origin("loss", details="the gradient of its output was not finite")
 _OTHER_VALUES = Origin("", details="its last forward gave other values when repeated")
+_INFINITE_OUTPUT = Origin("", details="the output of the model had infinite values, and its gradient was not finite")
+
+
+def _of_loss(kept: KeptForward, outputs: list[torch.Tensor]) -> Origin:
+    """Return the words about a gradient of the output that was not finite.
+
+    Args:
+        outputs: those of the repeated forward. Infinite ones may be right, as in a mask.
+    """
+    if kept.had_finite_outputs():
+        return _OF_LOSS
+    if not kept.has_sums_of(outputs):
+        return _OTHER_VALUES
+    return _INFINITE_OUTPUT if _has_bad(outputs, nans_only=False) else _OF_LOSS  # only the sum may have overflowed
 
 
 def bad_parameters(kept: KeptForward, *, nans_only: bool) -> list[str]:
