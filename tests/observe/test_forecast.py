@@ -59,7 +59,7 @@ def test_the_recorded_run_is_predicted(shape):
 def test_the_mean_of_the_report_is_named():
     even = forecast(simulate(steps=30, world_size=2), [4])
     assert "the mean of %ddp_report" not in str(even)
-    # Of 200 steps the forecast takes 40, and the report leaves out the shortest and the longest ones.
+    # The forecast takes 40 of 200 steps, and the report leaves out the shortest and the longest ones.
     run = simulate(steps=200, world_size=2, noise_ms=8, seed=1)
     found = forecast(run, [4])
     report = run_of(run, 1)
