@@ -196,7 +196,7 @@ def test_state_outside_attributes_is_not_called_the_same(kind):
     assert one["digest"] != other["digest"] or not one["complete"]
 
 
-def test_modules_and_optimizers_with_very_many_tensors_are_not_called_the_same():
+def test_objects_with_very_many_tensors_are_not_called_the_same():
     parameters = [nn.Parameter(torch.ones(1)) for _ in range(10_001)]
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     optimizer.state.update((one, {"momentum_buffer": torch.ones(1)}) for one in parameters)

@@ -6,7 +6,6 @@ Values are found as in `static_lookup`, without running code of the user. So a r
 from __future__ import annotations
 
 import fnmatch
-import itertools
 import sys
 import types
 from collections.abc import Container, Mapping
@@ -30,6 +29,7 @@ from ddp_notebook.rank.variables.static_lookup import (
 )
 from ddp_notebook.rank.whos.digests import Digests, digest
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import itertools
 
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
