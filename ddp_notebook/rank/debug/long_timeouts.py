@@ -70,9 +70,12 @@ class LongTimeouts:
     def unheld(self) -> list[str]:
         """Describe the operations in progress whose timeout is not held. Called in the agent's thread."""
         found = []
+        waiting = list(self._network.recorder.waiting.values())
         for call in self._network.recorder.operations():
             is_held = id(call) in self._lengthened and not _waits_for_group(call)
-            if is_held or self._is_at_memory(call):
+            # gloo applies the limit of a message when the wait for it begins
+            begins_later = call.kernel.spec.kind != "collective" and all(call is not one for one in waiting)
+            if is_held or begins_later or self._is_at_memory(call):
                 continue
             limit_s = self._limit_s(call)
             words = f"{call.kernel.spec.name} #{call.number} of group {call.group.title}"
