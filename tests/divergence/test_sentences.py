@@ -206,6 +206,18 @@ def test_collectives_in_tests_are_not_counted_as_passes(test):
     assert divergence(ControlFlow({"": mark_elifs(ast.parse(code), code)}), paths) == ""
 
 
+def test_a_file_that_was_changed_after_its_import():
+    file = ast.parse("def load():\n    if first:\n        dist.all_reduce(t)\n    dist.barrier()")
+    flow = ControlFlow({"util.py": file, "": ast.parse("load()\nsave()")})
+
+    def sentence(function):
+        events = [Event("util.py", line, function, api, api) for line, api in ((3, "all_reduce"), (4, "barrier"))]
+        return divergence(flow, Paths({rank: [event] for rank, event in enumerate(events)}))
+
+    assert sentence("load") == "util.py:2: rank 0 took `if first:`, rank 1 did not"
+    assert sentence("save") == ""  # which was at these lines
+
+
 class _Recording:
     """Recording of a loop that has called `all_reduce` many times, which counts the texts that are looked up."""
 

@@ -77,6 +77,8 @@ class Sites:
     def of(self, event: Event) -> list[Node]:
         """Return the calls that may be this event."""
         calls = self._calls.get((event.source, event.line), [])
+        if event.function.isidentifier():  # otherwise the file was changed after its import
+            calls = [one for one in calls if one.function == event.function]
         return [one for one in calls if one.name in (event.api, event.op)] or [one for one in calls if not one.callees]
 
     def are_hidden(self, flow: ControlFlow) -> bool:
