@@ -215,7 +215,7 @@ def test_a_file_that_was_changed_after_its_import():
         return divergence(flow, Paths({rank: [event] for rank, event in enumerate(events)}))
 
     assert sentence("load") == "util.py:2: rank 0 took `if first:`, rank 1 did not"
-    assert sentence("save") == ""  # which was at these lines
+    assert sentence("save") == ""  # `save` was at these lines
 
 
 class _Recording:
