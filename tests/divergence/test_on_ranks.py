@@ -62,9 +62,11 @@ def test_errors_of_mismatches(folder):
 @pytest.mark.long
 @pytest.mark.parametrize("guard", [True, False])
 def test_all_programs(folder, guard):
+    # An error of the guard in a thread ends only the thread.
+    programs = {name: one for name, one in _ON_TWO.items() if not (guard and "Thread" in one.code)}
     with start(2, guard=guard, grace_s=0.5, hang_after_s=0.5) as session:
-        wrong = [name for name, program in _ON_TWO.items() if not _is_right(session, program, _SENTENCES)]
-    print(f"{len(_ON_TWO) - len(wrong)} of {len(_ON_TWO)}, guard {guard}")
+        wrong = [name for name, program in programs.items() if not _is_right(session, program, _SENTENCES)]
+    print(f"{len(programs) - len(wrong)} of {len(programs)}, guard {guard}")
     assert not wrong
 
 

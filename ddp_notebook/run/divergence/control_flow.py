@@ -156,7 +156,7 @@ class ControlFlow:
         names: set[str] = set()
         for source, tree in sources.items():
             called = {id(one.func) for one in ast.walk(tree) if isinstance(one, ast.Call)}
-            before = {id(one) for one in _calls_before(tree)} if source else set()
+            visible = known | {id(one) for one in _calls_before(tree)} if source else known
             awaited = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Await)}
             for one in ast.walk(tree):
                 match one:
@@ -166,7 +166,7 @@ class ControlFlow:
                         names.add(name)
                     case ast.arg(arg=name):
                         names.add(name)
-                    case ast.Call(func=func) if id(one) not in known | before:
+                    case ast.Call(func=func) if id(one) not in visible:
                         names.add(_last_name(func))
                     case ast.Call(func=func) if id(one) not in awaited and _last_name(func) in coroutines:
                         names.add(_last_name(func))
@@ -365,15 +365,14 @@ class _Function:
     tree: ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
     entry: Node
     exit: Node
+    is_generator: bool = field(init=False)  # a call of it runs nothing of its body
 
     @property
     def name(self) -> str:
         return "" if isinstance(self.tree, ast.Module) else self.tree.name
 
-    @property
-    def is_generator(self) -> bool:
-        """Return whether a call of it runs nothing of its body."""
-        return any(isinstance(one, ast.Yield | ast.YieldFrom) for one in ast.walk(self.tree))
+    def __post_init__(self) -> None:
+        self.is_generator = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in ast.walk(self.tree))
 
     @property
     def is_called_by_others(self) -> bool:
