@@ -13,6 +13,7 @@ from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.schema import CALL
 from ddp_notebook.run.divergence import paths
 from ddp_notebook.run.divergence.control_flow import ControlFlow, mark_elifs
+from ddp_notebook.run.divergence.diverged_cells import _text_of
 from ddp_notebook.run.divergence.paths import END, Event, LastAct, Paths, paths_of
 from ddp_notebook.run.divergence.sentences import divergence
 from tests.divergence.programs import PROGRAMS
@@ -169,6 +170,7 @@ _WITHOUT_REASON = {
     "suppressed": (
         "with suppress(KeyError):\n    x = d[rank]\n    if flag:\n        dist.all_reduce(t)\n    else:\n        x = 1"
     ),
+    "variable": "with guard:\n    x = d[rank]\n    if flag:\n        dist.all_reduce(t)\n    else:\n        x = 1",
     "finally": "try:\n    x = d[rank]\n    if flag:\n        dist.all_reduce(t)\n    else:\n        x = 1\nfinally:",
     "decorator": f"@only_rank_0\n{_SYNC}if done:\n    sync()",
     "callback": f"{_SYNC}callbacks = [sync] if rank == 0 else []\nfor c in callbacks:\n    c()\nif flag:\n    sync()",
@@ -216,6 +218,14 @@ def test_a_file_that_was_changed_after_its_import():
 
     assert sentence("load") == "util.py:2: rank 0 took `if first:`, rank 1 did not"
     assert sentence("save") == ""  # `save` was at these lines
+
+
+def test_a_file_that_was_changed_after_the_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "changed_later.py"
+    file.write_text("x = 1\n")
+    assert _text_of(file.name, file.stat().st_mtime) == "x = 1\n"
+    assert _text_of(file.name, file.stat().st_mtime - 1) == ""
 
 
 class _Recording:

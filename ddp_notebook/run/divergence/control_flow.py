@@ -271,7 +271,9 @@ class ControlFlow:
     def _may_suppress(self, item: ast.withitem) -> bool:
         """Return whether a context manager may suppress an exception."""
         manager = item.context_expr
-        name = _last_name(manager.func) if isinstance(manager, ast.Call) else ""
+        if not isinstance(manager, ast.Call):  # such as a variable
+            return True
+        name = _last_name(manager.func)
         return name in _SUPPRESSING or name in self._functions or name in self._classes
 
     def _expression(self, one: ast.expr | None, after: Node, inside: _Inside) -> Node:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import logging
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ddp_notebook.run.divergence.sentences import divergence
 from ddp_notebook.run.groups.rank_view import Views
 from ddp_notebook.run.lint.warnings import parse_cell
 from ddp_notebook.run.session_hooks import SessionFeature
+from ddp_notebook.run.session_parts import SessionParts
 
 _MOST_CELLS = 100  # earlier cells whose functions are known
 _MOST_BYTES = 1_000_000  # size of a file that is read
@@ -28,6 +30,10 @@ class DivergedCells(SessionFeature):
 
     _codes: dict[int, str]  # texts of the last cells, by the number in `In [n]`
     _last: tuple[object, str] | None = None  # facts of the last hang, and its sentence
+
+    def __init__(self, parts: SessionParts) -> None:
+        super().__init__(parts)
+        self._since_s = time.time()  # files that were changed later may have been imported before
 
     def cell_begins(self, cell: RunCell) -> None:
         if "_codes" not in vars(self):
@@ -57,7 +63,9 @@ class DivergedCells(SessionFeature):
     def _sentence(self, paths: Paths) -> str:
         files = {event.source for path in paths.events.values() for event in path if event.source.endswith(".py")}
         sources = {f"In[{number}]": _tree(code) for number, code in self._codes.items() if "def " in code}
-        sources |= {name: _tree(_text_of(name)) for name in sorted(files)} if self.parts.cluster.is_here else {}
+        sources |= (
+            {name: _tree(_text_of(name, self._since_s)) for name in sorted(files)} if self.parts.cluster.is_here else {}
+        )
         *_, code = self._codes.values()
         known = {name: tree for name, tree in sources.items() if tree is not None}
         known.pop(f"In[{next(reversed(self._codes))}]", None)
@@ -84,10 +92,18 @@ def _tree(code: str) -> ast.Module | None:
     return None if tree is None else mark_elifs(tree, code)
 
 
-def _text_of(name: str) -> str:
-    """Return the text of a file that the ranks have imported; "" if it is not the only one of this name."""
-    found = {path.resolve() for path in _candidates(name) if path.is_file() and path.stat().st_size <= _MOST_BYTES}
-    return found.pop().read_text(errors="replace") if len(found) == 1 else ""
+def _text_of(name: str, until_s: float) -> str:
+    """Return the text of a file that the ranks have imported; "" if it is not the only one of this name.
+
+    Args:
+        name: its name without a folder.
+        until_s: Unix time in seconds; "" if the file was changed later.
+    """
+    found = {path.resolve() for path in _candidates(name) if path.is_file()}
+    path = found.pop() if len(found) == 1 else None
+    if path is None or path.stat().st_size > _MOST_BYTES or path.stat().st_mtime > until_s:
+        return ""
+    return path.read_text(errors="replace")
 
 
 def _candidates(name: str) -> Iterable[Path]:
