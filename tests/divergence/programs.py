@@ -84,7 +84,7 @@ PROGRAMS = {
                 dist.all_reduce(t)
         dist.barrier()
         """,
-        "line 5: rank 0 reached it through `if ready:` (line 3) and `if rank == 0:` (line 4), rank 1 did not",
+        "rank 0 reached line 5 through `if ready:` (line 3) and `if rank == 0:` (line 4), rank 1 did not",
     ),
     "nested if, decided by a collective": Program(
         """
@@ -462,7 +462,22 @@ PROGRAMS = {
         halve(torch.ones(1), 3 + rank)
         dist.barrier()
         """,
-        "line 3: rank 0 returned early from `halve` (line 5)",
+        "",
+    ),
+    "caught exception in one of the passes": Program(
+        """
+        t, passes = torch.ones(1), 0
+        for i in range(3):
+            passes += 1
+            try:
+                if i == 0 and rank == 0:
+                    raise OSError("first file")
+                dist.all_reduce(t)
+            except OSError:
+                pass
+        dist.barrier()
+        """,
+        "line 2: rank 0 left the loop after line 7 had run 2 times, rank 1 is there for the 3rd time",
     ),
     "top-level await": Program(
         """

@@ -76,8 +76,11 @@ class Generator:
                 self._block(depth + 1, in_loop=True, in_function=in_function)
             case "try":
                 self._lines.append(f"{pad}try:")
-                self._block(depth + 1, **more)
+                if is_late := choice.random() < 0.5:
+                    self._block(depth + 1, **more)
                 self._lines += [f"{pad}    if {condition}:", f"{pad}        raise ValueError(n)"]
+                if not is_late:
+                    self._block(depth + 1, **more)
                 self._lines.append(f"{pad}except ValueError:")
                 self._block(depth + 1, **more)
             case "break" | "continue" | "return":

@@ -113,8 +113,8 @@ def _is_true(sentence: str, logs: Sequence[Log], common: int) -> bool:
         line, one, _ = found.groups()
         returned = [any(one == (common, "return", int(line), None) for one in log.entries) for log in logs]
         return returned[int(one)] and not returned[1 - int(one)]
-    if found := re.fullmatch(r"line (\d+): rank (\d) reached it through (.*), rank (\d) did not", sentence):
-        line, one, conditions, other = found.groups()
+    if found := re.fullmatch(r"rank (\d) reached line (\d+) through (.*), rank (\d) did not", sentence):
+        one, line, conditions, other = found.groups()
         lines = map(int, re.findall(r"\(line (\d+)\)", conditions))
         is_there = of(one).events[common] == int(line) and of(other).events[common : common + 1] != [int(line)]
         return is_there and all(_last(of(one), common, "if", at) is True for at in lines)
@@ -192,9 +192,7 @@ def test_branches_that_are_not_the_reason(name):
     reduces, ends = (next(n for n, line in enumerate(lines, 1) if api in line) for api in ("all_reduce", "barrier"))
     paths = Paths({0: [_event(lines, reduces)], 1: [_event(lines, ends)]})
     sentence = divergence(ControlFlow({"": mark_elifs(ast.parse(code), code)}), paths)
-    assert sentence == "" or sentence.startswith(
-        f"line {reduces}: rank 0 reached it through "
-    )  # rank 1 may have failed
+    assert sentence == "" or sentence.startswith(f"rank 0 reached line {reduces} through ")  # rank 1 may have failed
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,17 @@ def branch(parting: Parting) -> str:
             by_label: dict[int, list[int]] = {}
             for number, label in enumerate(labels):
                 by_label.setdefault(label, []).extend(parting.sets[number][1])
+            if len(by_label) > 1 and _is_recursive(parting, at):
+                return ""  # ranks may have passed it in earlier calls too
             if len(by_label) > 1:
                 return _words(parting, at, {label: sorted(ranks) for label, ranks in sorted(by_label.items())})
     return ""
+
+
+def _is_recursive(parting: Parting, at: Node) -> bool:
+    """Return whether a branch is in a function that has called itself."""
+    states = [state for state in parting.graph.edges if state.node is at]
+    return any([node.name for node in state.stack].count(at.function) > 1 for state in states)
 
 
 def _labels(parting: Parting, at: Node) -> list[int] | None:
@@ -134,7 +142,7 @@ def conditions(parting: Parting) -> str:
         return ""
     through = " and ".join(found[known[0]])
     ranks, others = (list_ranks(parting.sets[n][1]) for n in (known[0], 1 - known[0]))
-    return f"{event.place}: {ranks} reached it through {through}, {others} did not"
+    return f"{ranks} reached {event.place} through {through}, {others} did not"
 
 
 def _conditions_of(parting: Parting, number: int) -> list[str]:
@@ -143,7 +151,7 @@ def _conditions_of(parting: Parting, number: int) -> list[str]:
     for at in parting.decisions:
         if not isinstance(at, Node) or not isinstance(at.tree, ast.If) or len(at.edges) != 2:
             continue
-        if number in graph.reached(graph.starts, without(at)):
+        if number in graph.reached(graph.starts, without(at)) or _is_recursive(parting, at):
             continue
         targets = graph.targets(at)
         if [label for label, then in targets.items() if number in graph.reached(then, without(at))] == [0]:

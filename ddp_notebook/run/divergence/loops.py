@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.divergence.control_flow import Choice, Node, State
-from ddp_notebook.run.divergence.parting import MOST_STATES, Parting, Removed, TooLargeError, goes_on
+from ddp_notebook.run.divergence.parting import MOST_STATES, Parting, Removed, TooLargeError
 from ddp_notebook.run.divergence.paths import Event
 
 _MOST_RECENT = 100  # among these collectives one is found that a loop makes once per pass
@@ -158,8 +158,8 @@ def _reaches(parting: Parting, start: State, target: State | Node, without: Node
             return True
         if state.node is without:
             continue
-        for choice, then in parting.flow.following(state):
-            if then not in seen and goes_on(choice):
+        for _, then in parting.flow.following(state):  # exceptions too: a pass may end by one
+            if then not in seen:
                 seen.add(then)
                 open_states.append(then)
         if len(seen) > MOST_STATES:
