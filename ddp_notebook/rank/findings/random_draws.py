@@ -51,11 +51,15 @@ class RandomDraws:
 
     Args:
         is_on: returns whether the cell is recorded.
+
+    Attributes:
+        are_used: something was kept since the start of the cell.
     """
 
     def __init__(self, is_on: Callable[[], bool]) -> None:
         self._is_on = is_on
-        self._looks = False  # the first training step of the cell has not begun
+        self.are_used = False
+        self._looks = True  # the first training step of the cell has not begun
         self._before: dict[str, int] | None = None  # states before the running forward
         self._fetched: weakref.WeakKeyDictionary[Any, Part] = weakref.WeakKeyDictionary()  # first batch, by fetcher
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # fetchers that have fetched no batch yet
@@ -69,6 +73,7 @@ class RandomDraws:
 
     def begin_cell(self) -> None:
         """Forget the last cell."""
+        self.are_used = False
         self._looks, self._before, self._last, self._inputs = True, None, None, None
         if self._facts:
             self._facts = {}
@@ -86,6 +91,7 @@ class RandomDraws:
             original(fetcher, *args, **named)
             # A worker process records nothing, so its own level is off.
             if self._looks and (get_worker_info() or self._is_on()):
+                self.are_used = True
                 fetcher.fetch = functools.partial(self._fetch_first, fetcher)
                 self._waiting.add(fetcher)
 
@@ -118,6 +124,7 @@ class RandomDraws:
         """Keep the sampler of an iterator, with its epoch if workers have read it."""
         if not self._looks:
             return
+        self.are_used = True
         if loader.num_workers and (loader.generator is not None or loader.worker_init_fn is not None):
             self._own_seeds.add(iterator)
         if (sampler := sampler_of(loader)) is not None:
@@ -126,6 +133,7 @@ class RandomDraws:
     def batch(self, iterator: Any, data: Any) -> None:
         """Keep the first batch of an iterator."""
         if self._looks and (self._last is None or self._last[0]() is not iterator):
+            self.are_used = True
             self._last = weakref.ref(iterator), unseen(checksum, [data])
 
     def _of_loader(self) -> dict[str, Any]:
@@ -162,6 +170,7 @@ class RandomDraws:
         """Keep the states before a training forward."""
         # FSDP calls it for each of its modules, the root first.
         if self._looks and self._before is None and torch.is_grad_enabled() and not _is_capturing():
+            self.are_used = True
             self._before = _now()
 
     def inputs(self, values: Sequence[Any]) -> None:

@@ -153,7 +153,8 @@ class StepFacts(StepObserver):
             self._of_inputs = None
             self._batches.begin_cell()
         self.operations.calls.clear()
-        self._draws.begin_cell()
+        if self._draws.are_used:
+            self._draws.begin_cell()
         self._drawn, self._first_model = {}, None
         self._training.forward_begins = self._draws.forward_begins
         if self._values.are_used:
@@ -164,7 +165,8 @@ class StepFacts(StepObserver):
 
     def end_cell(self, *, trains_apart: bool) -> Sequence[Sequence[Any]]:
         """Return the facts of the cell: name, step and details of each."""
-        self._draws.end_cell()
+        if self._draws.are_used:
+            self._draws.end_cell()
         if self._values.are_used and (calls := self._values.calls):
             self.note("values", 0, calls=calls)
         for details in self._loaded_names.found.values():

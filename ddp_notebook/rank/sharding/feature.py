@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.mesh_messages import ListMeshes
 from ddp_notebook.messages.ranks import Checked, RunCell
@@ -23,21 +25,22 @@ class ShardingFeature(Feature):
         super().__init__(core)
         self._mistakes = watch(core.network.recorder)
         self._has_failed = False  # a cell, since the last facts
-        self._allocator = AllocatorHistory()
+        self._allocator = AllocatorHistory() if torch.version.cuda or torch.version.hip else None
 
     def cell_begins(self, cell: RunCell) -> None:
         self._mistakes.cell = cell.cell
-        self._allocator.begin()
+        if self._allocator is not None:
+            self._allocator.begin()
 
     def cell_failed(self, error: BaseException) -> None:
         self._has_failed = True
         if self.core.shell is not None:
-            where = self.core.network.where
+            where, allocator = self.core.network.where, self._allocator
             out_of_memory.note(
                 error,
                 self.core.shell.user_ns,
                 where.of_traceback,
-                lambda: self._allocator.read(where.of_calls),
+                lambda: {} if allocator is None else allocator.read(where.of_calls),
             )
 
     def cell_facts(self) -> Sequence[Sequence[Any]]:

@@ -96,6 +96,7 @@ class Cells:
         self._arrivals = arrivals
         self._runs = arrivals.runs  # by cell number
         self._codes: dict[int, str] = {}  # code of the last cells, by number
+        self._prompts: dict[int, int] = {}  # their numbers in `In [n]`
         self._watched: tuple[CellRun, Interrupts] | None = None
         self.before_turn: Callable[[], list[str]] = lambda: []  # returns messages to show above the next cell
         self.on_shown: Callable[[int], object] = lambda _: None  # called with the number of each shown cell
@@ -157,8 +158,9 @@ class Cells:
                     for note in [*notes, *self._notices_of_hosts()]:
                         screen.note(note)
                     run.note = screen.note
-                self._codes[run.number] = code
+                self._codes[run.number], self._prompts[run.number] = code, execution_count
                 self._codes.pop(run.number - _CODES, None)
+                self._prompts.pop(run.number - _CODES, None)
                 if file:  # without a file name, readers do not know the cell by its prompt
                     self.name(run.number, f"In [{execution_count}]")
                 cell = RunCell(
@@ -312,7 +314,7 @@ class Cells:
 
     def add_recovered(self, run: CellRun, told: RunCell) -> None:
         """Add a running cell of an earlier notebook."""
-        self._codes[told.cell] = told.code
+        self._codes[told.cell], self._prompts[told.cell] = told.code, told.execution_count
         self._runs[told.cell] = run
         for begins in self._hooks.cell_begins:
             begins(told)
@@ -421,6 +423,12 @@ class Cells:
     def last_codes(self) -> list[tuple[int, str]]:
         """Return the numbers and the code of the last cells, the newest first."""
         return sorted(self._codes.items(), reverse=True)
+
+    def numbered_codes(self) -> list[tuple[int, int, str]]:
+        """Return the numbers in `In [n]`, the numbers and the code of the last cells, the oldest first."""
+        return [
+            (self._prompts[cell], cell, code) for cell, code in sorted(self._codes.items()) if cell in self._prompts
+        ]
 
     def close(self) -> None:
         """End all waits, because the session ends."""

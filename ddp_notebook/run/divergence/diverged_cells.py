@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.divergence.control_flow import ControlFlow, mark_elifs
 from ddp_notebook.run.divergence.paths import LastAct, Paths, paths_of
@@ -28,48 +27,39 @@ _log = logging.getLogger(__name__)
 class DivergedCells(SessionFeature):
     """Describes where the paths of ranks through a cell diverged."""
 
-    _codes: dict[int, str]  # texts of the last cells, by the number in `In [n]`
     _last: tuple[object, str] | None = None  # facts of the last hang, and its sentence
 
     def __init__(self, parts: SessionParts) -> None:
         super().__init__(parts)
         self._since_s = time.time()  # files that were changed later may have been imported before
 
-    def cell_begins(self, cell: RunCell) -> None:
-        if "_codes" not in vars(self):
-            self._codes = {}
-        self._codes.pop(cell.execution_count, None)
-        self._codes[cell.execution_count] = cell.code
-        if len(self._codes) > _MOST_CELLS:
-            del self._codes[next(iter(self._codes))]
-        self._last = None
-
     def cause(self, run: CellRun, views: Views) -> str:
         last = _last_acts(run, views)
         recordings = self.parts.hooks.features.get("recording")
         if last is None or recordings is None:
             return ""
-        facts = {rank: act.operation and (act.operation.key, act.operation.number) for rank, act in last.items()}
+        waits = {rank: act.operation and (act.operation.key, act.operation.number) for rank, act in last.items()}
+        facts = run.number, waits
         if self._last is None or self._last[0] != facts:
             try:
                 paths = paths_of(recordings.now, run.number, last)
-                sentence = "" if paths is None else self._sentence(paths)
+                sentence = "" if paths is None else self._sentence(run.number, paths)
             except Exception:  # the card and the error are more important
                 _log.exception("where ranks diverged is unknown")
                 sentence = ""
             self._last = facts, sentence
         return self._last[1]
 
-    def _sentence(self, paths: Paths) -> str:
+    def _sentence(self, cell: int, paths: Paths) -> str:
+        cells = self.parts.cells
+        earlier = {prompt: code for prompt, number, code in cells.numbered_codes() if number != cell and "def " in code}
         files = {event.source for path in paths.events.values() for event in path if event.source.endswith(".py")}
-        sources = {f"In[{number}]": _tree(code) for number, code in self._codes.items() if "def " in code}
+        sources = {f"In[{prompt}]": _tree(code) for prompt, code in list(earlier.items())[-_MOST_CELLS:]}
         sources |= (
             {name: _tree(_text_of(name, self._since_s)) for name in sorted(files)} if self.parts.cluster.is_here else {}
         )
-        *_, code = self._codes.values()
         known = {name: tree for name, tree in sources.items() if tree is not None}
-        known.pop(f"In[{next(reversed(self._codes))}]", None)
-        tree = _tree(code)
+        tree = _tree(cells.code_of(cell) or "")
         return "" if tree is None else divergence(ControlFlow({**known, "": tree}), paths)
 
 
