@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -246,10 +247,10 @@ class _Recording:
 
 
 def test_lines_of_a_long_loop_are_looked_up_once(monkeypatch):
-    recording = _Recording()
+    recording: Any = _Recording()
     monkeypatch.setattr(recording, "text", lambda number, text=recording.text: text(number) and "cell line 2")
     monkeypatch.setattr(paths, "calls_of", lambda rows, cell: rows.rows("call"))
     waits = Operation(name="barrier", number=5000, group="", ranks=(0, 1), key="0")
     found = paths_of(recording, 1, {rank: LastAct(waits, "cell line 3 (barrier)") for rank in range(2)})
-    assert [len(path) for path in found.events.values()] == [5001, 5001]
+    assert found is not None and [len(path) for path in found.events.values()] == [5001, 5001]
     assert recording.looked_up < 10

@@ -179,7 +179,7 @@ class Slots:
         self.value, self.name = value, "a"
 
 
-class WithName(dict):
+class WithName(dict[str, int]):
     def __init__(self, name):
         super().__init__(x=1)
         self.name = name
