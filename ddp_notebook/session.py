@@ -674,8 +674,6 @@ class Session:
         load = f"__import__('importlib').import_module('{package}.{module}')"
         call = expression.replace(f"{module}.", f"{load}.", 1)
         cluster = self._parts.liveness.cluster
-        for process in cluster.stopped(cluster.ranks):  # a quiet cell shows no note about them
-            print(f"ddp_notebook: {process.stopped}", file=sys.stderr)
         try:
             with self._part_of_a_command():
                 self.run(f"_ddp_told = {call}", quiet=True, record=_NOTHING)

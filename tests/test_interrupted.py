@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import time
 from concurrent.futures import Future
 from contextlib import closing
 
+import numpy as np
 import pytest
 
 import ddp_notebook
+from ddp_notebook.errors import UsageError
 from ddp_notebook.magics import DDPMagics
 from ddp_notebook.observe.recording import Plots, Recording
 from ddp_notebook.run.features import load
@@ -27,6 +30,7 @@ from ddp_notebook.run.interrupted import (
     OF_SESSION,
     OF_TORCHRUN_JOB,
     OF_VALUES,
+    tells_interrupt,
     tells_interrupts,
 )
 from ddp_notebook.run.jobs.job import Job
@@ -129,6 +133,55 @@ def test_what_says_more_goes_through():
     with pytest.raises(KeyboardInterrupt, match="interrupted: first"):
         Commands().second()
     assert list(inspect.signature(Commands.first).parameters) == ["self"]
+
+
+@tells_interrupt("interrupted: nothing was read")
+def read_an_index(error: type[Exception] | None = None):
+    class Pressed:
+        def __index__(self) -> int:
+            signal.raise_signal(signal.SIGINT)
+            return 0
+
+    try:
+        return np.arange(3)[Pressed()]
+    except IndexError:
+        raise (error or IndexError)("from NumPy") from None
+
+
+def test_an_interrupt_that_numpy_replaces_is_an_interrupt():
+    with pytest.raises(IndexError):
+        read_an_index.__wrapped__()  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt, match="interrupted: nothing was read"):
+        read_an_index()
+    with pytest.raises(UsageError, match="from NumPy"):  # an error of this package has its own message
+        read_an_index(UsageError)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_error_without_a_press_stays():
+    @tells_interrupt("interrupted: nothing was done")
+    def fails(index: int) -> int:
+        return [1][index]
+
+    with pytest.raises(KeyboardInterrupt):
+        read_an_index()
+    with pytest.raises(IndexError, match="list index out of range"):
+        fails(7)
+
+
+def test_a_handler_of_the_user_gets_the_press():
+    got: list[int] = []
+
+    @tells_interrupt("interrupted: nothing was done")
+    def pressed() -> str:
+        signal.raise_signal(signal.SIGINT)
+        return "done"
+
+    before = signal.signal(signal.SIGINT, lambda number, _: got.append(number))
+    try:
+        assert pressed() == "done" and got == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """Show one line, without frames of this package, when a command is interrupted or called with a wrong argument.
 
 After an interrupt the line states which work was done. Commands with a more detailed message raise a
-`keyboard_interrupt` themselves, which is not changed.
+`keyboard_interrupt` themselves, which is not changed. If a library replaces the interrupt by its own error, as NumPy
+does, the command is interrupted too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from ddp_notebook.run.call_arguments import wrong_argument
-from ddp_notebook.run.cells.interrupt import keyboard_interrupt
+from ddp_notebook.run.cells.interrupt import NotedPresses, keyboard_interrupt
 
 _UNCHANGED = "nothing was changed, and the ranks keep what they have"
 _START = "interrupted: %ddp_status shows whether ranks are running; %ddp_start starts them if not"
@@ -180,15 +181,17 @@ def _told(function: Callable[..., Any], sentence: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def told(*arguments: Any, **named: Any) -> Any:
         try:
-            return function(*arguments, **named)
+            with NotedPresses() as presses:
+                return function(*arguments, **named)
         except KeyboardInterrupt as error:
             if hasattr(error, "_render_traceback_") and str(error) != _READ:  # it has a more detailed message
                 raise
             error.__traceback__ = None  # IPython keeps the last error, with its frames and their data
         except Exception as error:
-            if (refused := wrong_argument(function, arguments, named, error)) is None:
-                raise
-            raise refused from None
+            if not presses.replaced_by(error):
+                if (refused := wrong_argument(function, arguments, named, error)) is None:
+                    raise
+                raise refused from None
         raise keyboard_interrupt(sentence)
 
     return told

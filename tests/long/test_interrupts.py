@@ -33,7 +33,7 @@ _OF_ALL = ["%ddp_status", "%ddp_report", "%ddp_monitor", "%ddp_peek kept", "%ddp
 _OF_ALL += ["%ddp_forecast 8", "%ddp_trace run.json", "%ddp_help", "%ddp_help ddp_start"]
 _OF_SESSIONS = [
     *_OF_ALL,
-    *("%ddp_check", "%ddp_record values", "%ddp_memory", "%ddp_memory model(x).mean()", "%ddp_push value"),
+    *("%ddp_check", "%ddp_record values", "%ddp_memory", "%ddp_memory model(x).mean()", "%ddp_push value", "%ddp_whos"),
     *("%ddp_pull kept", "%ddp_pull kept --safe", "%ddp_fetch *.txt", "%ddp_jobs", "%ddp_cancel all", "%ddp_wait"),
     *("%ddp_fault off", "%ddp_auto off", "%ddp_heal", "%ddp_interrupt", "%ddp_sync"),
     *("%ddp_verify model(x).mean() --batch x --model model", "%%ddp_twice\nkept = kept + 1", "%%local\n1"),
@@ -90,21 +90,21 @@ def _press_during(notebook: NotebookKernel, tally, lines, check: str, what: str)
     usual = {line: notebook.run(line, 60) for line in lines}
     print({line: reply.evalue for line, reply in usual.items() if reply.status != "ok"})  # such as nothing to wait for
     lost: list[str] = []
-    masked: list[str] = []
+    wrong: list[tuple[str, Reply]] = []
     for _ in tally(1, f"{len(lines)} commands, {len(_PARTS)} presses each, {what.strip()}: no frame of the package"):
         for line in lines:
             for part in _PARTS:
                 if (reply := _press(notebook, line, part * usual[line].duration_s)) is None:
                     lost.append(line)
-                    continue
-                if reply.ename in ("IndexError", "KeyError") and usual[line].status == "ok":
-                    masked.append(line)  # an interrupt inside NumPy, which raises this error in its place
-                    continue
-                assert "ddp_notebook/" not in reply.traceback + reply.stderr, (line, reply.traceback, reply.stderr)
-                assert reply.ename in ("", "KeyboardInterrupt", usual[line].ename), (line, reply)
+                elif "ddp_notebook/" in reply.traceback + reply.stderr or reply.ename not in {
+                    *("", "KeyboardInterrupt", usual[line].ename)
+                }:
+                    wrong.append((line, reply))
+                    print(wrong[-1])
         assert notebook.run(check, 60).status == "ok"
-    print(f"presses that only the kernel got: {lost}; that NumPy replaced: {masked}")
-    assert len(lost) + len(masked) < len(lines) * len(_PARTS) / 4
+        assert not wrong
+    print(f"presses that only the kernel got: {lost}")
+    assert len(lost) < len(lines) * len(_PARTS) / 4
 
 
 def _press(notebook: NotebookKernel, line: str, after_s: float) -> Reply | None:
@@ -115,7 +115,7 @@ def _press(notebook: NotebookKernel, line: str, after_s: float) -> Reply | None:
     time.sleep(after_s)
     notebook.interrupt()  # no effect if the command has ended
     try:
-        return notebook.finish(message, 15)
+        return notebook.finish(message, 8)
     except (TimeoutError, queue.Empty):
         assert notebook.run("1").status == "ok"
         return None

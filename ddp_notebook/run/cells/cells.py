@@ -445,14 +445,18 @@ class Cells:
         """Return the hosts of the ranks, except lost ones."""
         return self._cluster.hosts
 
-    def halts(self, run: CellRun) -> list[Halt]:
-        """Return a sentence for each process outside the cell that is stopped or does not answer, and for each stopped
-        child process of its ranks.
+    def halts(self, run: CellRun, *, has_card: bool) -> list[Halt]:
+        """Return a sentence for each process that is stopped or does not answer, and for each stopped child process of
+        the cell's ranks.
 
         A cell on some ranks may call the other ranks by RPC.
+
+        Args:
+            has_card: leave out the ranks of the cell, because its card shows them.
         """
         cluster = self._cluster
-        others = [rank for rank in cluster.ranks if rank not in run.result.ranks]
+        shown = run.result.ranks if has_card else ()
+        others = [rank for rank in cluster.ranks if rank not in shown]
         halts = [Halt(process.name, process.stopped) for process in cluster.stopped(others)]
         if trouble := cluster.pulse():
             halts.insert(0, Halt("the host server", trouble))

@@ -7,6 +7,7 @@ and wakes up the reader loses nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
+from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.run.notebook_kernel import kernel
 
 ONE_PRESS_S = 1.0  # presses of the stop button within this time count as one
@@ -43,7 +45,7 @@ class Interrupts:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self.takes_signals:
             signal.signal(signal.SIGINT, self._previous)
-            if self.count and self._previous is signal.default_int_handler and kernel() is not None:
+            if self.count and self._previous in _RAISING and kernel() is not None:
                 signal.signal(signal.SIGINT, self._on_late_press)
 
     def _on_late_press(self, _: int, __: FrameType | None) -> None:
@@ -101,6 +103,38 @@ class Interrupts:
 
     def _on_sigint(self, _: int, __: FrameType | None) -> None:
         self.press()
+
+
+# Counts its calls. A function in Python would appear in tracebacks, such as those of interrupted destructors.
+_noting_handler = functools.lru_cache(maxsize=0)(signal.default_int_handler)
+_RAISING = (signal.default_int_handler, _noting_handler)
+
+
+class NotedPresses:
+    """Notes presses of stop inside the block. They raise KeyboardInterrupt, like without it.
+
+    A library can replace the KeyboardInterrupt. NumPy raises IndexError if an interrupt arrives while it reads an
+    index.
+    """
+
+    def __enter__(self) -> NotedPresses:
+        self._before = _noting_handler.cache_info().misses
+        self._is_main = threading.current_thread() is threading.main_thread()
+        if self._is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _noting_handler)
+            self._is_set = True
+        else:  # an outer block notes presses, or a handler of the user gets them
+            self._is_set = False
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._is_set and signal.getsignal(signal.SIGINT) is _noting_handler:  # not `Interrupts._on_late_press`
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def replaced_by(self, error: Exception) -> bool:
+        """Return whether stop was pressed and the error is one of a library, not of this package."""
+        is_pressed = self._is_main and _noting_handler.cache_info().misses > self._before
+        return is_pressed and not isinstance(error, DDPNotebookError)
 
 
 def press_for_all(interrupts: Interrupts | None) -> str:

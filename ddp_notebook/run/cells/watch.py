@@ -13,6 +13,7 @@ These times do not run while a host is unreachable.
 from __future__ import annotations
 
 import getpass
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -102,6 +103,11 @@ class Silence:
             return 0.0
         began, self._counted_s = min(self._since.values(), default=now) if was_heard else self._counted_s, now
         return now - began
+
+
+def _print_note(text: str) -> None:
+    """Print a line under the waiting cell, which shows no output of its ranks."""
+    print(text, file=sys.stderr, flush=True)
 
 
 class Halts:
@@ -214,7 +220,7 @@ class Controls(Protocol):
     def is_running(self) -> bool: ...
     def hosts(self) -> Sequence[Reached]: ...
     def notices(self) -> list[str]: ...
-    def halts(self, run: CellRun) -> Sequence[Halt]: ...
+    def halts(self, run: CellRun, *, has_card: bool) -> Sequence[Halt]: ...
     def halted_s(self, run: CellRun) -> float: ...
     def survive(self, run: CellRun, check: Callable[[], None]) -> bool: ...
     def interrupt(self, run: CellRun) -> None: ...
@@ -321,7 +327,8 @@ class Watch:
         self._told = False
         self._silence = Silence(lambda: controls.hosts(), screen.note if screen is not None else lambda _: None)
         self._notices_at = now + _NOTICES_S
-        self._halts = Halts(lambda: controls.halts(run), screen.note if screen is not None else lambda _: None)
+        say = screen.note if screen is not None else _print_note if waiter is NOTEBOOK else lambda _: None
+        self._halts = Halts(lambda: controls.halts(run, has_card=screen is not None), say)
         self._halts_at = now + _HALTS_S
         self._halted_s = 0.0  # seconds for which a rank of the cell has been stopped or silent
         self._leave_at = float("inf")  # time to stop waiting if only ranks remain that do not answer
