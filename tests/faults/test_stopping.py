@@ -52,6 +52,18 @@ def test_a_group_forms_after_a_stop_ended_a_stopped_store(notebook):
 
 
 @pytest.mark.long
+def test_a_rank_that_is_stopped_during_a_command_is_named(notebook):
+    """The command's own cell shows no output and no card."""
+    pid = notebook.pid("rank")
+    message = notebook.kernel.start("%ddp_memory [__import__('time').sleep(0.1) for _ in range(100)]")
+    time.sleep(0.5)
+    with notebook.stopped(pid):
+        notebook.expect(rf"rank 1: its process {pid} is stopped; kill -CONT {pid}", NAMED_S)
+        notebook.end(message)
+    notebook.check_comes_back()
+
+
+@pytest.mark.long
 def test_a_stopped_rank_that_runs_no_part_of_the_cell_is_named(notebook):
     pid = notebook.pid("rank")
     with notebook.stopped(pid):
