@@ -266,7 +266,10 @@ class DDPMagics(Magics):
     def _run_here(self, code: str) -> None:
         assert self.shell is not None
         with AutoSend.of(self.shell).paused():
-            if not self.shell.run_cell(code).success:
+            result = self.shell.run_cell(code)
+            if isinstance(result.error_before_exec or result.error_in_exec, KeyboardInterrupt):
+                raise KeyboardInterrupt  # so that the rest of the user's program stops too
+            if not result.success:
                 raise CellFailedHereError("the cell failed in the notebook: see the error above")
 
     def _cell_file(self, code: str) -> str:

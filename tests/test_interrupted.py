@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import signal
+import threading
 import time
 from concurrent.futures import Future
 from contextlib import closing
@@ -15,6 +16,7 @@ import ddp_notebook
 from ddp_notebook.errors import UsageError
 from ddp_notebook.magics import DDPMagics
 from ddp_notebook.observe.recording import Plots, Recording
+from ddp_notebook.run import progress
 from ddp_notebook.run.features import load
 from ddp_notebook.run.files.files import SessionFiles
 from ddp_notebook.run.groups.ranks import SessionRanks
@@ -167,6 +169,19 @@ def test_an_error_without_a_press_stays():
         read_an_index()
     with pytest.raises(IndexError, match="list index out of range"):
         fails(7)
+
+
+@pytest.mark.processes
+def test_a_press_while_the_clock_of_a_progress_line_starts_ends_the_clock(monkeypatch):
+    class Pressed(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(progress.threading, "Thread", Pressed)
+    with pytest.raises(KeyboardInterrupt), progress.shown("pulling:"):
+        pass
+    wait_until(lambda: "ddp-progress" not in {thread.name for thread in threading.enumerate()}, 5)
 
 
 def test_a_handler_of_the_user_gets_the_press():
@@ -341,6 +356,18 @@ def test_an_interrupted_push_says_if_anything_was_sent(notebook, file, function,
     notebook.run("sys.setprofile(None)")
 
     assert reply.evalue.startswith(said), reply
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("line", ["%%local", "%%on_all_ranks --here"])
+def test_a_stop_of_a_cell_in_the_notebook_shows_one_line(notebook, line):
+    code = "if 'session' in globals():  # not on the ranks\n    print('begun')\n    while True: pass"
+    message = notebook.start(f"{line}\n{code}")
+    wait_until(lambda: "begun" in str(notebook.client.get_iopub_msg(timeout=5)["content"].get("text", "")))
+    notebook.interrupt()
+    reply = notebook.finish(message, 10)
+
+    assert reply.ename == "KeyboardInterrupt" and reply.evalue.startswith("interrupted"), reply
 
 
 @pytest.mark.processes

@@ -97,10 +97,11 @@ def shown(head: str, waits: str = "") -> Iterator[ProgressLine]:
             line.show_time()
 
     clock = threading.Thread(target=show_time, name="ddp-progress", daemon=True)
-    clock.start()
     try:
+        clock.start()  # in the block: an interrupt of its wait must end the thread
         yield line
     finally:
         is_over.set()
-        clock.join()
+        if clock.is_alive():
+            clock.join()
         line.end()

@@ -35,7 +35,7 @@ _OF_SESSIONS = [
     *_OF_ALL,
     *("%ddp_check", "%ddp_record values", "%ddp_memory", "%ddp_memory model(x).mean()", "%ddp_push value", "%ddp_whos"),
     *("%ddp_pull kept", "%ddp_pull kept --safe", "%ddp_fetch *.txt", "%ddp_jobs", "%ddp_cancel all", "%ddp_wait"),
-    *("%ddp_fault off", "%ddp_auto off", "%ddp_heal", "%ddp_interrupt", "%ddp_sync"),
+    *("%ddp_fault off", "%ddp_auto off", "%ddp_heal", "%ddp_interrupt", "%ddp_sync", "%ddp_debug"),
     *("%ddp_verify model(x).mean() --batch x --model model", "%%ddp_twice\nkept = kept + 1", "%%local\n1"),
     *("%on_all_ranks kept", "%%on_all_ranks\nkept", "%%on_all_ranks --background\nkept", "%%on_ranks 0\nkept"),
     *("%ddp_attach", "session.client", "session.client[:].apply_sync(abs, -1)", "session.ranks.reform()"),
