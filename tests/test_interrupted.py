@@ -178,7 +178,7 @@ def test_a_press_while_the_clock_of_a_progress_line_starts_ends_the_clock(monkey
             super().start()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(progress.threading, "Thread", Pressed)
+    monkeypatch.setattr("ddp_notebook.run.progress.threading.Thread", Pressed)
     with pytest.raises(KeyboardInterrupt), progress.shown("pulling:"):
         pass
     wait_until(lambda: "ddp-progress" not in {thread.name for thread in threading.enumerate()}, 5)
