@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.run.call_arguments import wrong_argument
 from ddp_notebook.run.cells.interrupt import NotedPresses, keyboard_interrupt
 
@@ -188,7 +189,7 @@ def _told(function: Callable[..., Any], sentence: str) -> Callable[..., Any]:
                 raise
             error.__traceback__ = None  # IPython keeps the last error, with its frames and their data
         except Exception as error:
-            if not presses.replaced_by(error):
+            if isinstance(error, DDPNotebookError) or not presses.were_any:
                 if (refused := wrong_argument(function, arguments, named, error)) is None:
                     raise
                 raise refused from None

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.run.notebook_kernel import kernel
 
 ONE_PRESS_S = 1.0  # presses of the stop button within this time count as one
@@ -131,10 +130,10 @@ class NotedPresses:
         if self._is_set and signal.getsignal(signal.SIGINT) is _noting_handler:  # not `Interrupts._on_late_press`
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def replaced_by(self, error: Exception) -> bool:
-        """Return whether stop was pressed and the error is one of a library, not of this package."""
-        is_pressed = self._is_main and _noting_handler.cache_info().misses > self._before
-        return is_pressed and not isinstance(error, DDPNotebookError)
+    @property
+    def were_any(self) -> bool:
+        """Return whether stop was pressed since the block began."""
+        return self._is_main and _noting_handler.cache_info().misses > self._before
 
 
 def press_for_all(interrupts: Interrupts | None) -> str:
