@@ -172,7 +172,7 @@ def test_an_error_without_a_press_stays():
 
 
 @pytest.mark.processes
-def test_a_press_at_the_start_of_a_progress_line_leaves_no_thread(monkeypatch):
+def test_a_progress_line_pressed_early_leaves_no_thread(monkeypatch):
     class Pressed(threading.Thread):
         def start(self) -> None:
             super().start()
