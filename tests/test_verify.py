@@ -345,7 +345,7 @@ for number, (a, b) in enumerate([(x, y)] * 4):
 @pytest.mark.parametrize(
     ("loss", "cause", "words"),
     [
-        ("F.cross_entropy(model(a), b)", "accumulated", "Divide the loss by 4"),
+        ("F.cross_entropy(model(a), b)", "accumulated", "If your loop has 4 micro-steps for each optimizer step, "),
         ("F.cross_entropy(model(a), b) / 4", None, "the loop divides the loss by 4"),
         ("F.cross_entropy(model(a), b) / parts", None, "the loop divides the loss by 4"),
         ("F.cross_entropy(model(a), b) * 0.25", None, "the loop divides the loss by 4"),
@@ -360,6 +360,39 @@ def test_micro_steps_accumulate_as_the_loop_does(session, loss, cause, words):
     assert words in repr(result)
     if cause:
         assert "4 times those of one process" in result.summary
+
+
+NO_SYNC = """
+import contextlib
+model = DDP(nn.Linear(20, 4)); opt = torch.optim.SGD(model.parameters(), 0.1)
+for number, (a, b) in enumerate([(x, y)] * 4):
+    out = model(a)
+    with model.no_sync() if number % 4 != 3 else contextlib.nullcontext():
+        loss = F.cross_entropy(model(a), b) / 4
+        loss.backward()
+    if number % 4 == 3:
+        opt.step()
+"""
+
+
+def test_a_conditional_no_sync_is_left_out(session):
+    session.run(f"{SETUP}{NO_SYNC}", quiet=True)
+    result = session.verify(micro=4)
+    assert result.is_right and "no_sync() of the loop was left out" in repr(result), result
+    with pytest.raises(UsageError, match=r"accumulates gradients with no_sync\(\): .* %ddp_verify --micro 4"):
+        session.verify()
+
+
+@pytest.mark.unit
+def test_loops_that_may_accumulate():
+    begin = "for i, (x, y) in enumerate(data):\n    f(model(x), y).backward()\n"
+    assert find_step([f"{begin}    if (i + 1) % 4 == 0:\n        opt.step()"]).may_accumulate
+    assert find_step([f"{begin}opt.step()"]).may_accumulate
+    assert not find_step([f"{begin}    opt.step()\nscheduler.step()"]).may_accumulate
+    assert not find_step([f"{begin}    opt.step()\n    if i % 4 == 0:\n        print(i)"]).may_accumulate
+    always = "for x, y in data:\n    with model.no_sync():\n        f(model(x), y).backward()\n    opt.step()"
+    with pytest.raises(UsageError, match="backward is inside of 'with'"):
+        find_step([always])
 
 
 def test_loss_alone_does_not_show_the_accumulation(session):

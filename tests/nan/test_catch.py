@@ -253,3 +253,21 @@ for step in range(5):
     for _ in range(2):
         assert "bucket 0 of model (0.bias, 0.weight) had" in stopped(code, "")
         assert "into bucket 0 of model (" in ranks.recording.first_nan().sentence
+
+
+INFINITE_WEIGHTS = """
+model = DDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(4):
+    if rank == 1 and step == 3:
+        model.module[0].weight.data.fill_(float("inf"))
+    opt.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    opt.step()
+"""
+
+
+def test_infinite_parameters_are_named(stopped):
+    lines = stopped(INFINITE_WEIGHTS)
+    assert "rank 1: the forward of " in lines and " made the first NaN: " in lines
+    assert "; parameters infinite before this forward: 0.weight\n" in lines

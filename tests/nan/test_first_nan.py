@@ -152,5 +152,11 @@ def test_a_cell_is_found_by_its_prompt():
     with pytest.raises(UsageError, match=r"In \[2\] has no recorded training step .*: In \[3\], In \[7\]$"):
         cell_of_prompt(both, 2)
     assert any("%ddp_nan 3" in one for one in both.first_nan(11).details)
+    for cell in range(12, 24):
+        both = recorded(nan=from_on(0, 2), cell=cell, into=both)
+    with pytest.raises(UsageError, match=r"cells with them: In \[3\], In \[7\], cell 12, .*, cell 23$"):
+        cell_of_prompt(both, 2)
+    with pytest.raises(UsageError, match=r"cells with them: 2 \(In \[3\]\), 11 \(In \[7\]\), 12, .*, 23$"):
+        both.first_nan(99)
     both.prompts[11] = "In [3], second run"
     assert cell_of_prompt(both, 3) == 11

@@ -73,7 +73,7 @@ def first_nan(recording: RecordedTables, cell: int | None = None) -> FirstNan:
     if not cells:
         raise UsageError("no training step and no logged number was recorded; see %ddp_record")
     if cell is not None and cell not in cells:
-        known = ", ".join(numbers_of(recording, cells[-8:]))
+        known = ", ".join(numbers_of(recording, cells))
         raise UsageError(f"cell {cell} has no recorded training step and no logged number; cells with them: {known}")
     chosen = cells[-1] if cell is None else cell
     gradients = GradientInputs(recording, calls, chosen)
@@ -133,7 +133,7 @@ def cell_of_prompt(recording: RecordedTables, number: int) -> int:
         prompt = prompt_of(recording, cell)
         if prompt.startswith(f"In [{number}]") or (not prompt and cell == number):
             return cell
-    known = ", ".join(label_of(recording, cell) for cell in cells[-8:]) or "none"
+    known = ", ".join(label_of(recording, cell) for cell in cells) or "none"
     raise UsageError(f"In [{number}] has no recorded training step and no logged number; cells with them: {known}")
 
 

@@ -525,8 +525,9 @@ class _Explanation:
         """Return the finding for a loop that does not divide its loss by the number of micro-steps."""
         micro = self._facts["micro"]
         sentence = (
-            f"the gradients are {micro} times those of one process: the loop adds the gradients of {micro} micro-steps "
-            f"and does not divide the loss. Divide the loss by {micro} before backward()"
+            f"the gradients are {micro} times those of one process: the gradients of {micro} micro-steps (--micro "
+            f"{micro}) were added, and the loss is not divided by {micro}. If your loop has {micro} micro-steps for "
+            f"each optimizer step, divide the loss by {micro} before backward(); otherwise give its number with --micro"
         )
         return Finding(cause="accumulated", sentence=sentence)
 

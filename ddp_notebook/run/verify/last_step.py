@@ -27,6 +27,9 @@ class FoundStep:
         batch: names with the batch.
         is_sure: the names are those of a loop over the data, or given; False: the ranks select the tensors among them.
         at: index of the cell among the given codes.
+        may_accumulate: the optimizer's step is after the loop with `backward`, or inside of an `if` with a remainder,
+            such as `(i + 1) % 4 == 0`.
+        has_no_sync: `with model.no_sync() if ... else nullcontext():` is around `backward`, and is left out.
     """
 
     before: str
@@ -35,6 +38,8 @@ class FoundStep:
     batch: tuple[str, ...]
     is_sure: bool
     at: int = 0
+    may_accumulate: bool = False
+    has_no_sync: bool = False
 
 
 def averages_itself(codes: Sequence[str]) -> bool:
@@ -162,6 +167,8 @@ class _Path:
     at: int
     targets: frozenset[str]
     unclear: str  # the kind of an enclosing statement that changes the step; "": none
+    is_before_step: bool = False  # the optimizer's step is after the loop around the statement
+    has_no_sync: bool = False  # a conditional `no_sync` is around the statement
 
 
 def _paths(
@@ -171,16 +178,40 @@ def _paths(
     for at, one in enumerate(statements):
         if is_wanted(one):  # type: ignore[operator]
             yield _Path(statements, at, targets, unclear)
-        elif isinstance(one, ast.For):
-            inside = targets | _names(one.target, ast.Store)
-            yield from _paths(one.body, is_wanted, inside, unclear)
-        elif isinstance(one, ast.While):
-            yield from _paths(one.body, is_wanted, targets, unclear)
+        elif isinstance(one, ast.For | ast.While):
+            inside = targets | _names(one.target, ast.Store) if isinstance(one, ast.For) else targets
+            is_before = not any(map(_calls_step, one.body)) and any(map(_calls_step, statements[at + 1 :]))
+            for path in _paths(one.body, is_wanted, inside, unclear):
+                yield replace(path, is_before_step=path.is_before_step or is_before)
+        elif isinstance(one, ast.With) and _is_conditional_no_sync(one):
+            for path in _paths(one.body, is_wanted, targets, unclear):
+                if path.statements is one.body:
+                    around = [*statements[:at], *one.body, *statements[at + 1 :]]
+                    path = replace(path, statements=around, at=at + path.at)
+                yield replace(path, has_no_sync=True)
         elif isinstance(one, ast.With):
             yield from _paths(one.body, is_wanted, targets, "with")
         elif isinstance(one, ast.If | ast.Try):
             for body in (one.body, one.orelse):
                 yield from _paths(body, is_wanted, targets, "if" if isinstance(one, ast.If) else "try")
+
+
+def _is_conditional_no_sync(node: ast.With) -> bool:
+    """Return whether a `with` is the usual one of gradient accumulation, such as
+    `with model.no_sync() if (i + 1) % 4 else nullcontext():`."""
+    context = node.items[0].context_expr
+    if len(node.items) > 1 or not isinstance(context, ast.IfExp):
+        return False
+    branches = [_name_of(one.func) for one in (context.body, context.orelse) if isinstance(one, ast.Call)]
+    return sorted(branches) == [["no_sync"], ["nullcontext"]]
+
+
+def _calls_step(node: ast.AST) -> bool:
+    return any(isinstance(one, ast.Call) and _name_of(one.func) == ["step"] for one in ast.walk(node))
+
+
+def _has_remainder(node: ast.AST) -> bool:
+    return any(isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod) for one in ast.walk(node))
 
 
 def _names(node: ast.AST, kind: type[ast.expr_context]) -> frozenset[str]:
@@ -271,6 +302,12 @@ def _step_of(
         after=_after(path, functions),
         batch=tuple(sorted(batch or needed)),
         is_sure=bool(given) or (bool(batch) and made <= path.targets),
+        may_accumulate=path.is_before_step
+        or any(
+            isinstance(one, ast.If) and _has_remainder(one.test) and _calls_step(one)
+            for one in path.statements[path.at + 1 :]
+        ),
+        has_no_sync=path.has_no_sync,
     )
 
 
@@ -323,5 +360,5 @@ def _step_in_function(path: _Path, functions: Mapping[str, _Function], given: Co
         raise UsageError(f"the step in {function.name}() is not clear: {_ASKS}")
     bound = {name: ast.unparse(value) for name, value in zip(names, arguments, strict=False)}
     bound |= {one.arg: ast.unparse(one.value) for one in keywords if one.arg}
-    step = _Path(inside[0].statements, inside[0].at, path.targets, inside[0].unclear)
+    step = replace(inside[0], targets=path.targets, has_no_sync=path.has_no_sync or inside[0].has_no_sync)
     return _step_of(step, functions, bound, (), given)

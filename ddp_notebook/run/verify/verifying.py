@@ -53,20 +53,42 @@ def verify(
     found = find_step(codes, ask("feature.data_names(globals())")[0], batch)
     if micro > 1 and found.after:
         raise UsageError("--micro does not work for a step that averages gradients itself; omit it")
+    if micro == 1 and found.has_no_sync:
+        raise UsageError(
+            "the loop accumulates gradients with no_sync(): give the number of micro-steps for each optimizer step, "
+            "such as %ddp_verify --micro 4"
+        )
     step = {"before": found.before, "loss": found.loss, "after": found.after, "batch": list(found.batch)}
     text = f"{found.before}\n{found.loss}"
     is_divided = _divides(ask, text, micro) if micro > 1 else None
     step |= {"selects": not found.is_sure, "micro": micro, "divides": is_divided is not False}
     verification = _compare(ask, step, model, False)
-    before = re.sub(r":\n\s+", ": ", found.before).replace("\n", "; ")
-    text = "; ".join(filter(None, [before, f"{found.loss}.backward()", found.after.replace("\n", " ")]))
+    parts = [found.before, f"{found.loss}.backward()", found.after]
+    text = "; ".join(_in_one_line(one) for one in parts if one)
     notes = [f"the step, from the last training cell: {text}"]
     if micro > 1:
         notes.append(_accumulation(micro, is_divided, "the loop"))
+    elif found.may_accumulate:
+        notes.append(
+            "one backward was compared. If the loop adds the gradients of several before an optimizer step, give their "
+            "number with --micro"
+        )
+    if found.has_no_sync:
+        notes.append("no_sync() of the loop was left out: its condition was not evaluated")
     cell, findings = of_cell(found.at)
     return replace(
         verification, notes=(*notes, *verification.notes), cell=cell, found_in_cell=_others(findings, verification)
     )
+
+
+def _in_one_line(code: str) -> str:
+    """Return statements in one line.
+
+    Example:
+        >>> _in_one_line("for p in model.parameters():\\n    p.grad /= 2\\n    p.grad += 1")
+        'for p in model.parameters(): p.grad /= 2; p.grad += 1'
+    """
+    return re.sub(r"\n\s*", "; ", re.sub(r":\n\s+", ": ", code))
 
 
 def _divides(ask: Ask, text: str, micro: int) -> bool | None:

@@ -66,7 +66,8 @@ class Replay:
         if found := bad_input([*kept.inputs, *kept.named.values()], nans_only=True):
             given = Origin("input", details=found)
         elif bad := bad_parameters(kept, nans_only=nans_only):
-            given = Origin("parameters", ", ".join(bad[:_MOST_NAMES]) + ", ..." * (len(bad) > _MOST_NAMES))
+            given = Origin("parameters", _first_names(bad))
+        infinite = bad_parameters(kept, nans_only=False)
         if aside is None:
             if given.place:
                 return given
@@ -79,7 +80,7 @@ class Replay:
             return Origin("", details="its forward or backward calls a collective")
         except Exception as error:
             found_here = Origin("", details=f"repeating its forward raised {type(error).__name__}")
-        return given if given.place else found_here
+        return given if given.place else _with_infinite_parameters(found_here, infinite)
 
     def _search(self, kept: KeptForward, *, nans_only: bool, aside: GradientsAside | None) -> Origin:
         def check() -> None:
@@ -201,6 +202,17 @@ def _of_loss(kept: KeptForward, outputs: list[torch.Tensor]) -> Origin:
 def bad_parameters(kept: KeptForward, *, nans_only: bool) -> list[str]:
     """Return the names of the parameters that are not finite on this rank."""
     return [clean_name(name) for name, one in kept.module.named_parameters() if _has_bad([one], nans_only=nans_only)]
+
+
+def _with_infinite_parameters(found: Origin, names: list[str]) -> Origin:
+    """Add the names of infinite parameters to a place. An infinite parameter may be right, as in a mask."""
+    if not names or found.place not in ("forward", "backward"):
+        return found
+    return found._replace(details=f"{found.details}; parameters infinite before this forward: {_first_names(names)}")
+
+
+def _first_names(names: list[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + ", ..." * (len(names) > _MOST_NAMES)
 
 
 def _has_bad(tensors: Iterable[torch.Tensor], *, nans_only: bool) -> bool:
