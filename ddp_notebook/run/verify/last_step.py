@@ -210,8 +210,15 @@ def _calls_step(node: ast.AST) -> bool:
     return any(isinstance(one, ast.Call) and _name_of(one.func) == ["step"] for one in ast.walk(node))
 
 
-def _has_remainder(node: ast.AST) -> bool:
-    return any(isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod) for one in ast.walk(node))
+def _may_accumulate(path: _Path) -> bool:
+    return path.is_before_step or any(map(_steps_sometimes, path.statements[path.at + 1 :]))
+
+
+def _steps_sometimes(node: ast.AST) -> bool:
+    """Return whether a statement is an `if` with a remainder around the optimizer's step."""
+    if not isinstance(node, ast.If) or not _calls_step(node):
+        return False
+    return any(isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod) for one in ast.walk(node.test))
 
 
 def _names(node: ast.AST, kind: type[ast.expr_context]) -> frozenset[str]:
@@ -302,11 +309,7 @@ def _step_of(
         after=_after(path, functions),
         batch=tuple(sorted(batch or needed)),
         is_sure=bool(given) or (bool(batch) and made <= path.targets),
-        may_accumulate=path.is_before_step
-        or any(
-            isinstance(one, ast.If) and _has_remainder(one.test) and _calls_step(one)
-            for one in path.statements[path.at + 1 :]
-        ),
+        may_accumulate=_may_accumulate(path),
         has_no_sync=path.has_no_sync,
     )
 
