@@ -170,7 +170,10 @@ def test_client_and_rpc_without_file_descriptors(make_session, capfd):
 
 
 _SIZE = r"[\d.]+ [MG]B"
-OUT_OF_MEMORY = rf"rank 1 has no memory left: {_SIZE} of {_SIZE} \((address space, RLIMIT_AS|data, RLIMIT_DATA)\)"
+OUT_OF_MEMORY = (
+    rf"rank 1 has (no memory|{_SIZE} of memory) left: {_SIZE} of {_SIZE} "
+    r"\((address space, RLIMIT_AS|data, RLIMIT_DATA)\)"
+)
 
 
 @pytest.mark.parametrize("limit", ["AS", "DATA"])

@@ -171,8 +171,8 @@ def _memory(who: str, lent_bytes: int, *, has_failed: bool) -> Iterator[str]:
     for rest, used, limit, what in memory_limits(lent_bytes)[:1]:
         is_little = rest < max(_LITTLE_MEMORY, min(limit // 20, _MUCH_MEMORY))
         if is_little or has_failed:
-            how = "has no memory left" if is_little else "has too little memory left"
-            yield f"{who} {how}: {size(used)} of {size(limit)} ({what})"
+            left = "no memory" if rest < _LITTLE_MEMORY else f"{size(rest)} of memory"
+            yield f"{who} has {left} left: {size(used)} of {size(limit)} ({what})"
 
 
 def memory_limits(lent_bytes: int = 0) -> list[tuple[int, int, int, str]]:

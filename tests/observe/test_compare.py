@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from ddp_notebook.__main__ import main
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.compare.comparison import Comparison, compare
 from ddp_notebook.observe.compare.named import compare_named, named
+from ddp_notebook.observe.compare.numbers import NumberChange, Numbers
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.schema import ORIGINS, SIDES
 from ddp_notebook.widgets import simulate as simulate_ranks
@@ -151,7 +153,7 @@ def test_settings_are_listed():
     assert [str(one) for one in changed.settings] == [
         "ranks: 2 instead of 4",
         "samples of a rank in a step: 64 instead of 32",
-        "gradients in a step: 2.1 MB instead of 4.2 MB",
+        "gradients in buckets of DDP in a step: 2.1 MB instead of 4.2 MB",
         "gradient buckets in a step: 2 instead of 4",
     ]
 
@@ -211,8 +213,47 @@ def test_the_first_differing_tensor_is_named_by_rank():
     assert first is not None and (first.kind, first.step, first.ranks, first.clean_step) == ("input", 7, (1,), 6)
     assert str(first) == (
         "the input of all_reduce (cell line 7) differs from step 7 on, on rank 1 of 2: 8 in A and 8.0010004 in B "
-        "(element 1) on rank 1, 0.01 % apart; in step 19 0.06 %"
+        "(element 1) on rank 1; recorded differences are up to 0.01 % of the tensor's largest value; in step 19 0.06 %"
     )
+
+
+_CHANGE = NumberChange(
+    kind="metric",
+    name="loss",
+    detail="",
+    step=3,
+    ranks=(0, 1),
+    compared=(0, 1),
+    before=1.0,
+    after=1.1,
+    what="value",
+    share=0.5,
+    last_step=3,
+    last_share=0.5,
+    clean_step=2,
+    time_ns=0,
+)
+
+
+def test_several_ranks_share_one_percentage_of_a_metric():
+    assert str(_CHANGE).endswith("1 in A and 1.1 in B on rank 0, up to 50 % apart")
+    sizes = dataclasses.replace(_CHANGE, kind="input", name="all_gather", what="number of elements", share=1.0)
+    assert str(sizes).endswith("1 in A and 1.1 in B (number of elements) on rank 0")
+
+
+def test_a_difference_of_the_setup_hides_no_lack_of_gradients():
+    found = Numbers(
+        first=dataclasses.replace(_CHANGE, kind="input", name="all_gather", what="element 0"),
+        others=(),
+        apart=(),
+        tensors=2,
+        of_training=0,
+        metrics=0,
+        losses=0,
+        lacking="B has no collective",
+        left_out=False,
+    )
+    assert found.sentence.endswith(". No gradient was compared: B has no collective")
 
 
 def test_a_differing_input_comes_before_an_earlier_result():
@@ -431,7 +472,7 @@ def test_runs_are_named_by_their_cell(files: Path):
     path = str(recording.save(files / "two.npz"))
     assert compare_named([f"{path}:6", "8"], now).labels == ("two.npz, In [6]", "In [8]")
     assert compare_named([str(files / "a.npz")], now).direction == "Changes from A, the base (a.npz), to B (In [8])"
-    with pytest.raises(UsageError, match=r"In \[7\] of the recording has no optimizer step; cells with steps: 1 \(In"):
+    with pytest.raises(UsageError, match=r"In \[7\] of the recording has no optimizer step; cells with steps: In \["):
         named("7", now)
     with pytest.raises(UsageError, match="a comparison needs two training runs, but the recording has 1 cell with"):
         compare_named([], lambda: recorded(simulate()))

@@ -216,3 +216,45 @@ def test_a_long_list_is_not_copied():
     tracemalloc.stop()
     assert most < 16e6
     assert (row["shape"], row["complete"]) == ("2,000,000 items", False)
+
+
+class Keep(nn.Module):
+    def __init__(self, **attributes):
+        super().__init__()
+        self.__dict__.update(attributes)
+
+
+@pytest.mark.parametrize("make", [lambda x: [torch.full((1000,), x)], lambda x: x, lambda x: {"a": (x,)}, Slots])
+def test_attributes_of_modules_and_optimizers_are_compared(make):
+    def optimizer(x):
+        found = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+        found.kept = make(x)
+        return found
+
+    for of in (lambda x: Keep(kept=make(x)), lambda x: nn.Sequential(Keep(kept=make(x))), optimizer):
+        one, other = (rows_of({"x": of(x)})["x"] for x in (1.0, 2.0))
+        assert one["digest"] != other["digest"] or not one["complete"]
+    found = Rows(None).of({"x": Keep(hist=[torch.ones(1000)])}, "", ())
+    assert (found["rows"]["x"]["shape"], found["rows"]["x"]["nbytes"]) == ("1 tensor", 4000)
+    assert found["memory"]["variables"] == 4000
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.TransformerEncoderLayer(8, 2, 8),
+        lambda: nn.LSTM(2, 2),
+        lambda: nn.Conv2d(1, 1, 3),
+        lambda: nn.Sequential(nn.GELU(), nn.LayerNorm(3), nn.Embedding(3, 2), nn.MultiheadAttention(4, 2)),
+        lambda: Keep(sizes=[1, 2], act=torch.relu),
+    ],
+)
+def test_usual_modules_are_compared_completely(make):
+    torch.manual_seed(0)
+    row = rows_of({"x": make()})["x"]
+    torch.manual_seed(0)
+    assert row["complete"] and row["digest"] == digest_of(make())
+    assert row["nbytes"] == sum(4 * one.numel() for one in make().parameters())
+    scheduled = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    torch.optim.lr_scheduler.StepLR(scheduled, 1)
+    assert rows_of({"x": scheduled})["x"]["complete"]

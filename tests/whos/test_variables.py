@@ -69,8 +69,8 @@ def test_the_table_is_sorted_and_aligned():
 
 
 def test_no_variable_and_too_many():
-    assert repr(table(None, None, pattern="y*")).splitlines()[0] == "no variables"
-    assert repr(table(None, None, pattern="y*")).splitlines()[-1] == "no variable matches 'y*'"
+    assert repr(table(None, None, pattern="y*")) == "no variable matches 'y*'"
+    assert repr(table(None, None)) == "no variables"
     many = {f"x{i:03}": row() for i in range(203)}
     found = variables_of({0: {"rows": many, "code": [], "memory": MEMORY}})
     assert "... and 3 smaller ones: %ddp_whos PATTERN lists some" in repr(found).splitlines()

@@ -12,7 +12,7 @@ from ddp_notebook.observe.compare.comparison import Comparison, compare
 from ddp_notebook.observe.compare.sides import cells_with_steps
 from ddp_notebook.observe.files import load
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.observe.tables.matching import numbers_of, prompt_of
+from ddp_notebook.observe.tables.matching import prompt_of
 
 _NUMBER = re.compile(r"\[?(\d+)\]?")
 _IN_FILE = re.compile(r"(.+):(\d+)")
@@ -94,6 +94,6 @@ def _cell_of(recording: Recording, number: int, where: str) -> int:
     if not same and number in cells and not prompt_of(recording, number):
         same = [number]
     if not same:
-        have = ", ".join(numbers_of(recording, cells)) or "none"
+        have = ", ".join(prompt_of(recording, cell) or str(cell) for cell in cells) or "none"
         raise UsageError(f"In [{number}] of {where} has no optimizer step; cells with steps: {have}")
     return same[-1]

@@ -79,8 +79,14 @@ class NumberChange:
         value = "" if self.what == "value" else f" ({self.what})"
         text = (
             f"{self.subject} differs {when} on {_whose(self.ranks, self.compared)}: {_number(self.before)} in A and "
-            f"{_number(self.after)} in B{value} on rank {self.ranks[0]}, {percent(self.share)} apart"
+            f"{_number(self.after)} in B{value} on rank {self.ranks[0]}"
         )
+        if self.what == "number of elements":
+            return text
+        if self.kind == "metric":
+            text += f", {'up to ' * (len(self.ranks) > 1)}{percent(self.share)} apart"
+        else:
+            text += f"; recorded differences are up to {percent(self.share)} of the tensor's largest value"
         if self.only_result:
             text += "; its inputs are equal on all compared ranks, so only the reduction differs"
         if self.last_step > self.step:
@@ -122,6 +128,8 @@ class Numbers:
         if self.first is not None:
             text = str(self.first)
             more = ". Values of more steps: %ddp_record all" if self._has_gap(self.first) else ""
+            if self.tensors and not self.of_training:
+                more += f". No gradient was compared: {self.lacking}"
             return f"{text[0].upper()}{text[1:]}{more}"
         counts = [
             f"{count:,} {word}{'s' * (count != 1)}"
@@ -318,7 +326,7 @@ def _lacking(a: Side, b: Side) -> str:
     if without:
         verb = "has" if len(without) == 1 else "have"
         return f"{' and '.join(without)} {verb} no collective that could send gradients, such as all_reduce"
-    return "no collective that could send gradients has recorded values in the same step of A and B"
+    return "no collective that could send gradients has recorded values of the same size in the same step of A and B"
 
 
 def _are_of_training(calls: Rows) -> npt.NDArray[np.bool_]:

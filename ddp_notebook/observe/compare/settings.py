@@ -37,7 +37,7 @@ def settings(a: Side, b: Side) -> tuple[Setting, ...]:
     pairs = {
         "ranks": (str(a.run.ranks), str(b.run.ranks)),
         "samples of a rank in a step": (_samples(a), _samples(b)),
-        "gradients in a step": (_bytes(a.run.gradient_nbytes), _bytes(b.run.gradient_nbytes)),
+        "gradients in buckets of DDP in a step": (_bytes(a.run.gradient_nbytes), _bytes(b.run.gradient_nbytes)),
         "gradient buckets in a step": (_buckets(a), _buckets(b)),
     }
     first, second = _loaders(a), _loaders(b)

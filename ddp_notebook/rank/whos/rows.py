@@ -39,6 +39,11 @@ _PLAIN_VALUES = (
 )
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _DISPATCH = torch.Tensor.__dict__.get("__torch_dispatch__", class_attribute(torch.Tensor, "__torch_dispatch__"))
+# Attributes of every module: parameters, buffers and parts are read by name, hooks are code. The last one holds weak
+# references of an RNN to its own parameters.
+_OF_EVERY_MODULE = {*torch.nn.Module().__dict__, "_flat_weight_refs"}
+_OF_EVERY_OPTIMIZER = ("defaults", "param_groups", "state", "step")  # schedulers replace `step`
+_WRAPPERS = ("torch.nn.parallel.", "torch.distributed.", "torch._dynamo.")  # have no state of the user
 _MOST_PARTS = 20_000  # values that are visited for one variable
 _DEEPEST = 6
 Row = dict[str, Any]
@@ -54,6 +59,7 @@ class _Found:
     devices: dict[str, None] = field(default_factory=dict)
     digests: list[str] = field(default_factory=list)
     is_complete: bool = True  # all contents were read
+    is_in_module: bool = False  # only tensors and arrays count as bytes
     is_sharded: bool = False
     visited: int = 0
 
@@ -141,7 +147,7 @@ class Rows:
             found.dtypes[str(value.dtype)] = None
             self._add(found, f"{value.dtype} {value.shape}", lambda digests: digests.of_array(value))
         elif inherits(kind, torch.nn.Module):
-            self._module(value, found, "")
+            self._module(value, found, "", depth)
         elif inherits(kind, torch.optim.Optimizer):
             self._optimizer(value, found)
         else:
@@ -183,8 +189,8 @@ class Rows:
                 self._store(gradient if of_rank is None else of_rank, is_gradient=True)
             self._add(found, f"{name} {x.dtype} {shape}", lambda digests: digests.of_tensor(local))
 
-    def _module(self, module: Any, found: _Found, prefix: str) -> None:
-        """Visit the parameters and buffers of a module without its methods, which may be overridden."""
+    def _module(self, module: Any, found: _Found, prefix: str, depth: int) -> None:
+        """Visit the state of a module without its methods, which may be overridden."""
         if id(module) in self._around:
             return
         self._around.add(id(module))
@@ -196,8 +202,27 @@ class Rows:
         found.digests.append(f"training={own.get('training')}")
         for key, part in self._entries(own.get("_modules"), found).items():
             if part is not None:
-                self._module(part, found, f"{prefix}{key}.")
+                self._module(part, found, f"{prefix}{key}.", depth)
+        self._attributes(type(module), own, found, depth)
         self._around.discard(id(module))
+
+    def _attributes(self, kind: type, own: Mapping[str, Any], found: _Found, depth: int) -> None:
+        """Visit the other attributes of a module, such as a list of tensors."""
+        if _is_wrapper(kind):
+            return
+        if _keeps_state_elsewhere(kind):
+            found.is_complete = False
+        was_in_module, found.is_in_module = found.is_in_module, True
+        for key in sorted(own.keys() - _OF_EVERY_MODULE):
+            found.digests.append(key)
+            part = own[key]
+            if is_one_of(type(part), _PLAIN_VALUES):  # not counted as visited: large models have many options
+                self._other(part, found, depth)
+            elif name := _name_in_torch(part):
+                found.digests.append(name)
+            else:
+                self._visit(part, found, depth + 1)
+        found.is_in_module = was_in_module
 
     def _entries(self, mapping: Any, found: _Found) -> dict[str, Any]:
         """Return the entries of a dictionary of a module; {} if it is too large to be read."""
@@ -225,11 +250,15 @@ class Rows:
             for key, value in items(states[number]).items():
                 found.digests.append(f"{number}.{key}")
                 self._visit(value, found, _DEEPEST - 1)
+        for key in sorted(own):
+            if key not in _OF_EVERY_OPTIMIZER and not key.startswith("_") and not _is_wrapper(type(optimizer)):
+                found.digests.append(key)
+                self._visit(own[key], found, _DEEPEST - 2)
         found.visited = len(parameters)  # for `_shape`
 
     def _other(self, value: Any, found: _Found, depth: int) -> None:
         kind = type(value)
-        if is_one_of(kind, _SIZED):
+        if is_one_of(kind, _SIZED) and not found.is_in_module:
             self._count(value, sys.getsizeof(value), found)
         if id(value) in self._around:
             found.digests.append("around it")
@@ -320,6 +349,21 @@ def _keeps_state_elsewhere(kind: type) -> bool:
         type(one) is types.MemberDescriptorType for base in mro(kind) for one in own_attributes(base).values()
     )
     return has_slots or _basic_size(kind) > _basic_size(_Plain)
+
+
+def _is_wrapper(kind: type) -> bool:
+    """Return whether a class of torch wraps a model or optimizer and has no state of the user, such as DDP."""
+    where = class_attribute(kind, "__module__")
+    return type(where) is str and f"{where}.".startswith(_WRAPPERS)
+
+
+def _name_in_torch(value: Any) -> str:
+    """Return the full name of a function of torch, such as an activation; "" for other values."""
+    if not is_one_of(type(value), (types.FunctionType, types.BuiltinFunctionType)):
+        return ""
+    where, name = value.__module__, value.__qualname__
+    is_of_torch = type(where) is str and f"{where}.".startswith("torch.")
+    return f"{where}.{name}" if is_of_torch and "<" not in name else ""
 
 
 def _is_plain(value: Any) -> bool:

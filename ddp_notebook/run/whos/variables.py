@@ -117,7 +117,7 @@ class Variables:
                     for word, width, is_right in zip(row, widths, right, strict=True)
                 ]
                 lines.append("  ".join(words).rstrip())
-        else:
+        elif not self.notes:
             lines.append("no variables")
         if (more := len(self.rows) - _MOST_SHOWN) > 0:
             lines.append(f"... and {more:,} smaller ones: %ddp_whos PATTERN lists some")
@@ -125,7 +125,7 @@ class Variables:
             left = len(self.code) - _MOST_CODE
             names = ", ".join(self.code[:_MOST_CODE]) + (f" and {left} more" if left > 0 else "")
             lines.append(f"functions, classes and modules: {names}")
-        totals = {rank: _total(memory) for rank, memory in self.memory.items()}
+        totals = {rank: _total(memory) for rank, memory in self.memory.items()} if self.rows else {}
         lines += [f"{list_ranks(ranks)}: {total}" for total, ranks in group_by_value(totals).items()]
         return "\n".join([*lines, *self.notes])
 
