@@ -104,4 +104,10 @@ def test_cells_and_lines_of_ranks_are_found():
     assert rank_code("a = 1\n%on_all_ranks --ranks 1 mod", 32) == RankCode(30, "1")
     assert rank_code("%on_all_ranks mod\nmod", 21) is None
     assert rank_code("%%time\nx", 8) is None
+    assert rank_code("%%ddp_twice\nx", 13) == RankCode(12, None)
+    assert rank_code("%ddp_verify F.mse_loss(mod", 26) == RankCode(12, None)
+    assert rank_code("x = 1\n%ddp_memory m.mod", 23) == RankCode(18, None)
+    assert rank_code("%ddp_verify\nmod", 15) is None
+    assert rank_code("%ddp_memory m\nmod", 17) is None
+    assert rank_code("%ddp_memory --wh", 16) is None, "an option"
     assert rank_code("x", 1, is_auto=True) == RankCode(0)

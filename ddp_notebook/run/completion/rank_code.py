@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_CELL = re.compile(r"\s*%%(on_all_ranks|on_ranks)\b([^\n]*)\n")
+_CELL = re.compile(r"\s*%%(on_all_ranks|on_ranks|ddp_twice)\b([^\n]*)\n")
 _RANKS = re.compile(r"--ranks[ =](\S+)")
 _OPTIONS = r"((?:--(?:quiet|here|background|profile)[ \t]+|--[a-z]+[ =]\S+[ \t]+)*)"
 _LINE = re.compile(rf"(?:^|(?<=\n))[ \t]*%on_all_ranks\b[ \t]*{_OPTIONS}")
+_EXPRESSION = re.compile(r"(?:^|(?<=\n))[ \t]*%(?:ddp_verify|ddp_memory)[ \t]+")  # an expression of ranks, and options
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +49,7 @@ def rank_code(cell: str, position: int, *, is_auto: bool = False) -> RankCode | 
         if found.end() <= position <= (len(cell) if end < 0 else end):
             named = _RANKS.search(found[1])
             return RankCode(found.end(), named[1] if named else None)
+    for found in _EXPRESSION.finditer(cell):
+        if found.end() <= position and "\n" not in (text := cell[found.end() : position]):
+            return None if re.search(r"(?:^|\s)-[\w-]*$", text) else RankCode(found.end())
     return RankCode(0) if is_auto else None
