@@ -158,7 +158,7 @@ def test_fsdp_repeats_the_forward_together(stopped, ranks, wrap, fault):
     lines = stopped(f"train({fault!r}, wrap={wrap})")
     if fault == "sqrt":
         assert "1 earlier average of this backward had finite gradients" in lines
-        assert ("rank 1, step 3: the gradients of layers.1 had " in lines) == (wrap == "shard")
+        assert ("rank 1, step 3: the gradients of module layers.1 had " in lines) == (wrap == "shard")
         assert SQRT in lines
     elif fault == "log":
         assert "rank 1: the forward of layers.1.norm (BatchNorm1d) made the first NaN" in lines

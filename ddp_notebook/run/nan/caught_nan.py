@@ -106,6 +106,6 @@ def _gradients(rank: int, details: Mapping[str, Any], recording: RecordedTables 
         )
         model = one["model"] if recording is None else variable_of_model(recording, rank, one["model"])
         return f"{name_of_bucket(model, one['bucket'], names)} had {counts} before the average{also}"
-    of = f" of {one['model']}" if one["model"] else ""
+    of = f" of module {one['model']}" if one["model"] else ""
     what = f"the gradients{of}" if of and not one["is_of_user"] else f"the tensor of {one['operation']}"
     return f"{what} had {counts} before the average{also}"
