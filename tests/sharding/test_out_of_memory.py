@@ -157,6 +157,20 @@ def test_the_answer_names_rank_line_parts_and_growth():
     ]
 
 
+def test_the_peak_includes_the_samples():
+    recording = Synthetic(world_size=2)
+    recording.span(1, "cell", "In [1]", 0, 3 * S, cell=1)
+    lines = str(explained(recording, {1: _FACTS}, {}, _rows([1, 1, 1], [1, 1, 9.5]))).splitlines()
+    assert "from 1.0 GB to 9.5 GB" in "".join(lines) and lines[3].endswith("9.0 GB  9.5 GB")
+
+
+def test_tensors_in_attributes_of_modules_are_named():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    model[0].__dict__["kept"] = [torch.ones(1000)]
+    known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    assert out_of_memory._variables({"model": model, "x": torch.ones(10)}, known) == {"model.0.kept": 4000, "x": 40}
+
+
 def test_growth_of_other_cells_is_not_reported():
     recording = Synthetic(world_size=2)
     recording.span(1, "cell", "In [1]", 0, 2 * S, cell=1)

@@ -186,10 +186,10 @@ def _storages_of_models(namespace: Mapping[str, Any]) -> set[int]:
 
 
 def _variables(namespace: Mapping[str, Any], known: set[int]) -> dict[str, int]:
-    """Return the bytes of tensors and arrays in variables and in lists of variables, by name, the largest first."""
+    """Return the bytes of tensors and arrays in variables, in their lists, and in attributes of modules, by name."""
     found: Counter[str] = Counter()
     seen = set(known)
-    for name, value in namespace.items():
+    for name, value in [*namespace.items(), *_attributes_of_modules(namespace)]:
         if name.startswith("_"):
             continue
         for one in _contents(value):
@@ -198,6 +198,16 @@ def _variables(namespace: Mapping[str, Any], known: set[int]) -> dict[str, int]:
                 seen.add(address)
                 found[name] += nbytes
     return dict(found.most_common(8))
+
+
+def _attributes_of_modules(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of the attributes of modules in variables, without parameters and buffers: "model.kept"."""
+    for variable, value in namespace.items():
+        if issubclass(type(value), torch.nn.Module):
+            for path, module in torch.nn.Module.named_modules(value, prefix=variable):
+                for name, one in module.__dict__.items():
+                    if name not in ("_parameters", "_buffers", "_modules"):
+                        yield f"{path}.{name}", one
 
 
 def _memory_of(value: torch.Tensor | np.ndarray[Any, Any]) -> tuple[int, int]:

@@ -51,7 +51,7 @@ class OutOfMemory:
             had = "reported" if self.ended else "had"
             return "\n".join([*self.ended.values(), f"No rank has {had} an out-of-memory error {none}.", *more])
         lines = [*self.ended.values(), *(_sentence(rank, one) for rank, one in sorted(self.last.items()))]
-        lines += ["", *_table(self.last), ""]
+        lines += ["", *_table(self.last, self.growth), ""]
         for rank, one in sorted(self.last.items()):
             lines += _parts(rank, one)
             if (grown := self.growth.get(rank)) is not None:
@@ -256,13 +256,15 @@ def _sentence(rank: int, one: Mapping[str, Any]) -> str:
     return f"{text}."
 
 
-def _table(last: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def _table(last: Mapping[int, Mapping[str, Any]], growth: Mapping[int, Growth]) -> list[str]:
     shown = [name for name in _HELD if name != "buffers" or any(one[name] for one in last.values())]
     rows = [["", *(name.replace("_", " ") for name in shown), "activations", "variables", "resident", "peak"]]
     for rank, one in sorted(last.items()):
         cells = [size(one[name]) for name in shown]
         cells += [size(sum(one[name].values())) for name in ("activations", "variables")]
-        rows.append([f"rank {rank}", *cells, size(max(0, one["rss"])), size(max(0, one["peak_rss"]))])
+        # Linux updates its maximum late, so a sample may exceed it.
+        peak = max(0, one["peak_rss"], growth[rank].most if rank in growth else 0)
+        rows.append([f"rank {rank}", *cells, size(max(0, one["rss"])), size(peak)])
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
 
