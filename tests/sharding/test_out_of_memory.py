@@ -12,6 +12,7 @@ import torch
 
 import ddp_notebook
 from ddp_notebook.errors import RankDiedError, RankError
+from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report.memory_growth import growing_alone, growth_of
 from ddp_notebook.rank.sharding import out_of_memory
 from ddp_notebook.records.schema import RESOURCE, Rows
@@ -140,8 +141,8 @@ def test_the_answer_names_rank_line_parts_and_growth():
     recording.span(1, "cell", "In [1]", 0, 3 * S, cell=1)
     lines = str(explained(recording, {1: _FACTS}, now, _rows([1, 1, 1], [1, 1, 9]))).splitlines()
     assert lines[0] == (
-        "Rank 1 ran out of memory in cell line 3, in model.1: it requested 2.0 GB when 9.0 GB of 10 GB were in use "
-        "(address space, RLIMIT_AS). At most 1.0 GB would have fitted, 50 % of the request."
+        "Rank 1 ran out of memory in In [1], cell line 3, in model.1: it requested 2.0 GB when 9.0 GB of 10 GB were in "
+        "use (address space, RLIMIT_AS). At most 1.0 GB would have fitted, 50 % of the request."
     )
     assert lines[2].split() == [
         *("parameters", "gradients", "optimizer", "state", "activations", "variables", "resident", "peak")
@@ -155,6 +156,13 @@ def test_the_answer_names_rank_line_parts_and_growth():
         "Near the limit: rank 1 90 %; not: rank 0.",
         "Other processes of the host use 0 B.",
     ]
+
+
+def test_the_answer_names_the_cell_by_its_prompt():
+    recording = Recording(2)
+    recording.prompts[1] = "In [7]"
+    text = str(explained(recording, {1: _FACTS}, {}, _rows([1])))
+    assert text.startswith("Rank 1 ran out of memory in In [7], cell line 3, in model.1: it requested")
 
 
 def test_the_peak_includes_the_samples():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import SessionBrokenError
 from ddp_notebook.observe.report.memory_growth import Growth, growth_of
-from ddp_notebook.observe.tables.matching import label_of
+from ddp_notebook.observe.tables.matching import label_of, prompt_of
 from ddp_notebook.records.names import readable
 from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import percent, size
@@ -40,6 +40,7 @@ class OutOfMemory:
     is_live: bool = True  # False: from a saved recording
     earlier: Mapping[int, str] = field(default_factory=dict)  # ranks whose last error was in an earlier cell: its name
     ended: Mapping[int, str] = field(default_factory=dict)  # sentences about ranks that have died
+    cell: str = ""  # name of the cell of the last errors: "In [6]"; "": no prompt is known
     not_asked: str = ""  # reason if `now` is not known
 
     def __str__(self) -> str:
@@ -50,7 +51,7 @@ class OutOfMemory:
             none = "since its start" if self.is_live else "in this recording"
             had = "reported" if self.ended else "had"
             return "\n".join([*self.ended.values(), f"No rank has {had} an out-of-memory error {none}.", *more])
-        lines = [*self.ended.values(), *(_sentence(rank, one) for rank, one in sorted(self.last.items()))]
+        lines = [*self.ended.values(), *(_sentence(rank, one, self.cell) for rank, one in sorted(self.last.items()))]
         lines += ["", *_table(self.last, self.growth), ""]
         for rank, one in sorted(self.last.items()):
             lines += _parts(rank, one)
@@ -207,7 +208,16 @@ def explained(
         if len(taken) and taken["start_ns"].min() <= one.end_ns:
             steps[rank] = int((taken["end_ns"] <= one.begin_ns).sum())
     others = _others(recording, resources)
-    return OutOfMemory(last=last, now=now, growth=growth, steps=steps, others=others, is_live=is_live, earlier=earlier)
+    return OutOfMemory(
+        last=last,
+        now=now,
+        growth=growth,
+        steps=steps,
+        others=others,
+        is_live=is_live,
+        earlier=earlier,
+        cell=label_of(recording, newest) if prompt_of(recording, newest) else "",
+    )
 
 
 def _growth_in(spans: Rows, resources: Rows, rank: int) -> Growth | None:
@@ -230,8 +240,9 @@ def _others(recording: RowSource, resources: Rows) -> int | None:
     return max(0, int(newest["host_used_bytes"]) - sum(int(row["rss_bytes"]) for row in last.values()))
 
 
-def _sentence(rank: int, one: Mapping[str, Any]) -> str:
-    where = f" in {one['site']}" if one["site"] else ""
+def _sentence(rank: int, one: Mapping[str, Any], cell: str = "") -> str:
+    places = [part for part in (cell, one["site"]) if part]
+    where = f" in {', '.join(places)}" if places else ""
     where += f", in {readable(one['module'])}" if one["module"] else ""
     requested = f"it requested {size(one['requested'])}" if one["requested"] >= 0 else "an allocation failed"
     if (worker := one.get("worker", -1)) >= 0:
