@@ -228,7 +228,7 @@ class Keep(nn.Module):
 def test_attributes_of_modules_and_optimizers_are_compared(make):
     def optimizer(x):
         found = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
-        found.kept = make(x)
+        found.__dict__["kept"] = make(x)
         return found
 
     for of in (lambda x: Keep(kept=make(x)), lambda x: nn.Sequential(Keep(kept=make(x))), optimizer):
