@@ -16,6 +16,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from types import WrapperDescriptorType
 
 from ddp_notebook.records.units import size
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
@@ -36,6 +37,7 @@ _TEXTS = {
     DISK: ("No space left on device", "Disk quota exceeded"),
     SHARED: ("out of shared memory",),  # text of torch errors, also from a DataLoader
 }
+_LIBRARIES = ("numpy", "torch")  # their errors may have a `__str__` of Python
 _IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.")
 _ERRNOS = {
     errno.EMFILE: DESCRIPTORS,
@@ -59,7 +61,7 @@ def kinds(error: BaseException) -> set[str]:
         return {_ERRNOS[error.errno]}
     if isinstance(error, OSError) and error.errno == errno.EAGAIN:
         return {PROCESSES, MEMORY}  # the stack of a thread needs memory
-    if worker_of(error) >= 0 and str(error).partition(" in DataLoader")[0].endswith("MemoryError"):
+    if worker_of(error) >= 0 and text_of(error).partition(" in DataLoader")[0].endswith("MemoryError"):
         return {MEMORY}  # torch cannot make each error again, such as that of NumPy
     if not isinstance(error, RuntimeError | OSError) or not error.args or not isinstance(error.args[0], str):
         return set()
@@ -67,6 +69,18 @@ def kinds(error: BaseException) -> set[str]:
     if "</torch_" in error.args[0] and found & {DISK, MEMORY}:  # torch's files in /dev/shm have such names
         found.add(SHARED)
     return found | {MEMORY} if PROCESSES in found else found
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error, or "" if code of the user makes it: that code may hang, or raise anything.
+
+    Example:
+        >>> text_of(MemoryError("no memory"))
+        'no memory'
+    """
+    kind = type(error)
+    is_plain = isinstance(kind.__str__, WrapperDescriptorType) or kind.__module__.partition(".")[0] in _LIBRARIES
+    return str(error) if is_plain else ""
 
 
 def worker_of(error: BaseException) -> int:
@@ -80,7 +94,7 @@ def worker_of(error: BaseException) -> int:
         >>> worker_of(MemoryError())
         -1
     """
-    found = _IN_WORKER.search(str(error))
+    found = _IN_WORKER.search(text_of(error))
     return -1 if found is None else int(found[1])
 
 

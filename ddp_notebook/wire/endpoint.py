@@ -12,15 +12,18 @@ from typing import Any
 import zmq
 
 from ddp_notebook.messages import (  # noqa: F401  # registers the message classes that an endpoint decodes
+    completion_messages,
     debug_messages,
     faults,
     files,
+    mesh_messages,
     outposts,
     ranks,
     resize_messages,
     script_abort,
     survive_messages,
     twice_messages,
+    whos_messages,
 )
 from ddp_notebook.messages.encoding import Message, decode
 from ddp_notebook.messages.processes import Address

@@ -103,16 +103,17 @@ def _facts(
     error: BaseException, namespace: Mapping[str, Any], site: Callable[[TracebackType | None], str]
 ) -> dict[str, Any]:
     failed = next(one for one in chain(error) if is_about_memory(one))
+    text = shortages.text_of(failed)
     frames = list(_frames(failed.__traceback__))
     names = _names(namespace)
     of_models = _storages_of_models(namespace)
     by_module = _activations([*frames, namespace], names, of_models)
     modules = [names[id(one)] for frame in frames if id(one := frame.get("self")) in names]
     return {
-        "text": str(failed).splitlines()[0][:300] if str(failed) else type(failed).__name__,
+        "text": text.splitlines()[0][:300] if text else type(failed).__name__,
         "site": site(failed.__traceback__),
         "module": modules[-1] if modules else "",
-        "requested": requested_bytes(str(failed)),
+        "requested": requested_bytes(text),
         "worker": shortages.worker_of(failed),
         "is_of_gpu": isinstance(failed, torch.OutOfMemoryError),
         "activations": dict(by_module.most_common(_MOST_MODULES)),
