@@ -115,7 +115,8 @@ hooks.cell_begins.insert(0, wait_for_the_question)
 def test_a_request_before_a_job_is_answered_at_its_first_step(prepared, ask):
     """The rank has received the job before the request. If the request waited for the job, it would wait for its
     end."""
-    prepared.run(f"history.clear()\n{LATE}", quiet=True)
+    prepared.run("history.clear()", quiet=True)  # features set their hooks at the end of a cell
+    prepared.run(LATE, quiet=True)
     running = prepared.submit("train(10_000, 0.01)", quiet=True)
     try:
         wait_until(lambda: running.state == "running", 5, what="the job was sent")
