@@ -37,6 +37,8 @@ _TEXTS = {
     DISK: ("No space left on device", "Disk quota exceeded"),
     SHARED: ("out of shared memory",),  # text of torch errors, also from a DataLoader
 }
+_ARGS = BaseException.args  # a class may have other `args`
+_PLAIN = (str, bytes, int, float, bool, type(None))  # types of arguments
 _LIBRARIES = ("numpy", "torch")  # their errors may have a `__str__` of Python
 _IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.")
 _ERRNOS = {
@@ -79,8 +81,10 @@ def text_of(error: BaseException) -> str:
         'no memory'
     """
     kind = type(error)
-    is_plain = isinstance(kind.__str__, WrapperDescriptorType) or kind.__module__.partition(".")[0] in _LIBRARIES
-    return str(error) if is_plain else ""
+    is_plain = isinstance(kind.__str__, WrapperDescriptorType) and all(
+        type(one) in _PLAIN for one in _ARGS.__get__(error)
+    )
+    return str(error) if is_plain or kind.__module__.partition(".")[0] in _LIBRARIES else ""
 
 
 def worker_of(error: BaseException) -> int:

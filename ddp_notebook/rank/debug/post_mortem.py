@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank.cell.current_line import LIBRARIES, OURS, CurrentLine
-from ddp_notebook.rank.cell.exceptions import chain, with_type
+from ddp_notebook.rank.cell.exceptions import chain, first_line
 from ddp_notebook.rank.cell.isolation import clear_frames
 from ddp_notebook.records.units import size
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
@@ -21,7 +21,6 @@ from ddp_notebook.stdlib import os
 
 _MOST_FRAMES = 20
 _MOST_NAMES = 40
-_MOST_CHARS = 500
 
 
 class PostMortem:
@@ -45,7 +44,7 @@ class PostMortem:
             return False
         if not any(_is_users(frame) for frame, _ in _frames(tracebacks[0])):
             return False
-        self.error = with_type(error)[:_MOST_CHARS]
+        self.error = first_line(error)
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             self.lines = list(self._described(tracebacks[0]))
             return False
