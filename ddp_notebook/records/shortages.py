@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import WrapperDescriptorType
+from typing import Any
 
 from ddp_notebook.records.units import size
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
@@ -37,7 +38,7 @@ _TEXTS = {
     DISK: ("No space left on device", "Disk quota exceeded"),
     SHARED: ("out of shared memory",),  # text of torch errors, also from a DataLoader
 }
-_ARGS = BaseException.args  # a class may have other `args`
+_ARGS: Any = BaseException.args  # a class may have other `args`
 _PLAIN = (str, bytes, int, float, bool, type(None))  # types of arguments
 _LIBRARIES = ("numpy", "torch")  # their errors may have a `__str__` of Python
 _IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.")
