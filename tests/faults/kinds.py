@@ -110,6 +110,8 @@ def _kind(process: psutil.Process, parent: str) -> str:
         return children[parent]
     if name.startswith("sshd"):
         return "sshd"
+    if parent == "test":  # sessions of other tests
+        return "test"
     if parent in ("notebook", "keeper"):
         if name == "ssh":
             return "ssh"

@@ -6,7 +6,6 @@ from contextlib import closing
 
 import pytest
 
-from tests.conftest import wait_until
 from tests.faults.kinds import CONNECT, KINDS, OF_JUPYTER_AND_SSHD, kinds
 from tests.faults.stopping import Stopping
 
@@ -18,8 +17,6 @@ def test_every_process_of_a_session_has_a_known_kind():
     with closing(Stopping()) as notebook:
         assert notebook.kernel.run(CONNECT).status == "ok"
         assert notebook.kernel.run("session.client").status == "ok"
-        # A process has the command of its parent until it has set its name.
-        wait_until(lambda: not any(kind.startswith("unknown") for kind in kinds(notebook)), 10, "each has its name")
         found = kinds(notebook)
 
     assert set(found) - OF_JUPYTER_AND_SSHD == PLAIN
