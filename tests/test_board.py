@@ -217,7 +217,7 @@ def test_a_file_that_is_another_ones_is_not_written_to(tmp_path):
 
 @pytest.mark.parametrize("is_memory", [True, False], ids=["memory", "private"])
 def test_a_debugger_holds_the_timeout_of_a_board(is_memory):
-    """That of a board in memory by its clock, and that of a gloo group by a long timeout of its operations."""
+    """A board in memory uses a clock that stops. A gloo group gives its operations a long timeout."""
     boards = make_boards(MemoryBoard if is_memory else PrivateBoard, 2, timedelta(seconds=0.4))
     for board in boards:
         board.hold_timeout(True)

@@ -171,7 +171,7 @@ def test_the_reason_is_true_and_the_cell_ends(ranks, capsys, name):
     shown = capsys.readouterr().err
     assert re.search(r"The cell is stopped in \d s\. The stop button ends the cell; every variable is kept\.", shown)
     card = re.search(r"no progress for (\d+) s: (.*)", shown)
-    diverged = "(; line .*)?"  # where the ranks diverged, see tests/divergence
+    diverged = "(; line .*)?"  # the line of the divergence, see tests/divergence
     assert card and re.fullmatch(reason + diverged, card[2]), shown
     assert re.fullmatch(rf"the cell was stopped: {reason}{diverged} \(rank 0\); succeeded: rank 1", str(caught.value))
     told = f"{shown}{caught.value}"

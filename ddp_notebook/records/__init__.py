@@ -9,6 +9,7 @@
     words        sets of ranks and places in programs as text
     phases       phases in which a rank runs code of this package only
     names        names chosen by users, as messages show them
+    error_text   text of an error, without running code of the user
     shortages    sentences about exhausted resources of a process
     units        numbers with units as text
     clocks       identity of a process's monotonic clock

@@ -16,9 +16,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from types import WrapperDescriptorType
-from typing import Any
 
+from ddp_notebook.records.error_text import text_of
 from ddp_notebook.records.units import size
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, errno, os, re, resource
@@ -38,9 +37,6 @@ _TEXTS = {
     DISK: ("No space left on device", "Disk quota exceeded"),
     SHARED: ("out of shared memory",),  # text of torch errors, also from a DataLoader
 }
-_ARGS: Any = BaseException.args  # a class may have other `args`
-_PLAIN = (str, bytes, int, float, bool, type(None))  # types of arguments
-_LIBRARIES = ("numpy", "torch")  # their errors may have a `__str__` of Python
 _IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.")
 _ERRNOS = {
     errno.EMFILE: DESCRIPTORS,
@@ -72,20 +68,6 @@ def kinds(error: BaseException) -> set[str]:
     if "</torch_" in error.args[0] and found & {DISK, MEMORY}:  # torch's files in /dev/shm have such names
         found.add(SHARED)
     return found | {MEMORY} if PROCESSES in found else found
-
-
-def text_of(error: BaseException) -> str:
-    """Return the text of an error, or "" if code of the user makes it: that code may hang, or raise anything.
-
-    Example:
-        >>> text_of(MemoryError("no memory"))
-        'no memory'
-    """
-    kind = type(error)
-    is_plain = isinstance(kind.__str__, WrapperDescriptorType) and all(
-        type(one) in _PLAIN for one in _ARGS.__get__(error)
-    )
-    return str(error) if is_plain or kind.__module__.partition(".")[0] in _LIBRARIES else ""
 
 
 def worker_of(error: BaseException) -> int:

@@ -491,7 +491,7 @@ PROGRAMS = {
         """,
         "line 4: rank 1 took `if rank == 1:`, rank 0 did not",
     ),
-    # ---- programs without a sentence, because the cause is no branch or is uncertain
+    # ---- programs without a sentence: the cause is not a branch, or it is uncertain
     "operation in a variable": Program(
         """
         t = torch.ones(1)

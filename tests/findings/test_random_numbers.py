@@ -54,7 +54,7 @@ _LOADED = (
 )
 _DROPPED = (
     "Ranks 0,1 drew the same random numbers in the first forward of Sequential, which has dropout, for different "
-    "inputs: torch's generator had the same state"
+    "inputs: the generator of torch had the same state"
 )
 
 
@@ -65,7 +65,7 @@ _DROPPED = (
         ("train(dropout=0.5, wrap=fully_shard)", _DROPPED, "after the model is made"),
         (
             "train(lambda: torch.rand(()))",
-            _LOADED.format("torch's generator"),
+            _LOADED.format("the generator of torch"),
             "call torch.manual_seed(seed + rank) before the loop",
         ),
         (
@@ -75,12 +75,12 @@ _DROPPED = (
         ),
         (
             "train(random.random, num_workers=1)",
-            _LOADED.format("Python's random module") + " in the first worker of the data loader",
+            _LOADED.format("the random module") + " in the first worker of the data loader",
             "call torch.manual_seed(seed + rank) before the loop",
         ),
         (
             "train(lambda: torch.rand(()), num_workers=1, generator=torch.Generator().manual_seed(3))",
-            _LOADED.format("torch's generator") + " in the first worker of the data loader",
+            _LOADED.format("the generator of torch") + " in the first worker of the data loader",
             "use the rank in the generator or the worker_init_fn of the loader",
         ),
     ],

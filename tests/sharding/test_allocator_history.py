@@ -1,4 +1,4 @@
-"""Summary of a snapshot of torch's allocator, with the structure that torch documents for `_snapshot`."""
+"""Summary of an allocator snapshot, with the structure that torch documents for `_snapshot`."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def profile_dir(name: str) -> Path:
     """
     if "/" in name and (folder := Path(name).expanduser()).is_dir():
         return folder.resolve()
-    # IPython's own functions warn about a read-only folder, and search in an empty one.
+    # The functions of IPython warn about a read-only folder, and search in an empty one.
     home = Path(os.environ.get("IPYTHONDIR") or "~/.ipython").expanduser()
     for parent in (Path(working_directory()), home):
         if (folder := parent / f"profile_{name}").is_dir():

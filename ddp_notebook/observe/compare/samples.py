@@ -14,7 +14,7 @@ from ddp_notebook.records.schema import Rows
 from ddp_notebook.records.words import list_ranks
 
 _FIELDS = ["count", "first", "last", "stride"]
-_MOST_BATCHES = 1 << 22  # of one rank and loader, in keys of 64 bits
+_MOST_BATCHES = 1 << 22  # limit of batches for one rank and loader, so that a key has 64 bits
 _MOST_LOADERS = 1 << 13
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from types import WrapperDescriptorType
 from typing import Any
 
 from ddp_notebook.rank.cell.truncation import bounded
+from ddp_notebook.records.error_text import text_of
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 # Attribute access would call a user-defined `__getattribute__`.
 _CAUSE: Any = BaseException.__cause__
 _CONTEXT: Any = BaseException.__context__
 _MEMBERS: Any = BaseExceptionGroup.exceptions
-_ARGS: Any = BaseException.args
-_PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 class FormattingStopped(BaseException):
@@ -92,9 +90,7 @@ def notes_of(error: BaseException) -> list[Any]:
 
 def known_words(error: BaseException | None) -> str:
     """Return the message of an exception if that runs no user code, else ""."""
-    if error is None or not isinstance(type(error).__str__, WrapperDescriptorType):
-        return ""
-    return words(error) if all(type(arg) in _PLAIN for arg in _ARGS.__get__(error)) else ""
+    return "" if error is None else bounded(text_of(error))
 
 
 def first_line(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 feature        the feature: replaces the functions that open a debugger, and follows cells
 rank_pdb       pdb, whose commands are requests to the notebook
-meshes         coordinates of the rank in its device meshes
 long_timeouts  holds the time limits of operations while a debugger waits
 post_mortem    the failure of the last cell
 """

@@ -15,11 +15,11 @@ from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Checked, InputReply, Interrupt, RunCell
 from ddp_notebook.rank.cell.exceptions import known_words
 from ddp_notebook.rank.debug.long_timeouts import LongTimeouts
-from ddp_notebook.rank.debug.meshes import coordinates
 from ddp_notebook.rank.debug.post_mortem import PostMortem, innermost_of_user
 from ddp_notebook.rank.debug.rank_pdb import RankPdb, forget_breakpoints
 from ddp_notebook.rank.group.held_time import CLOCK
 from ddp_notebook.rank.hooks import Core, Feature
+from ddp_notebook.rank.variables import meshes
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import os, re, traceback
 
@@ -142,8 +142,9 @@ class DebugFeature(Feature):
         return RankPdb(self.core.network.where, self._read, first)
 
     def _read(self, place: str, frame: FrameType | None) -> InputReply:
-        namespaces = [self.core.shell.user_ns, *([] if frame is None else [frame.f_globals, frame.f_locals])]
-        reply: InputReply = self.core.stdin.command(place, coordinates(namespaces))
+        of_frame = {} if frame is None else {**frame.f_globals, **frame.f_locals}
+        mesh = meshes.by_dimension({**self.core.shell.user_ns, **of_frame})
+        reply: InputReply = self.core.stdin.command(place, mesh)
         return reply
 
     def _debug(self, line: str) -> None:

@@ -2,10 +2,9 @@
 
 feature             hooks of the sharding feature
 shards              parts of tensors that this rank holds
-meshes              coordinates of this rank in meshes, for sets of ranks by name
 memory              memory of parameters, gradients, optimizer state, activations and other data
 out_of_memory       facts about the last out-of-memory error
-allocator_history   events of torch's allocator on a GPU
+allocator_history   events of the GPU allocator of torch
 mistakes            combines the checks for silent mistakes
 scaling             gradients clipped while they are scaled, or averaged too late
 replicas            tensors that must be equal on all ranks

@@ -1,4 +1,4 @@
-"""History of torch's allocator on a GPU: a bounded ring of its events, with the lines that allocated memory.
+"""History of the GPU allocator of torch: a bounded ring of its events, with the lines that allocated memory.
 
 torch keeps the ring. It is read after an out-of-memory error only. Without a GPU nothing happens.
 
@@ -53,12 +53,12 @@ class AllocatorHistory:
         try:
             return summary(torch.cuda.memory._snapshot(), torch.cuda.current_device(), place)
         except Exception:  # the facts of the error must not depend on it
-            _log.info("the history of torch's allocator was not read", exc_info=True)
+            _log.info("the history of the GPU allocator was not read", exc_info=True)
             return {}
 
 
 def summary(snapshot: Mapping[str, Any], device: int, place: Place) -> dict[str, Any]:
-    """Return JSON values about a snapshot of torch's allocator; {} if it has no history of this device.
+    """Return JSON values about a snapshot of the allocator; {} if it has no history of this device.
 
     Args:
         snapshot: result of `torch.cuda.memory._snapshot()`.

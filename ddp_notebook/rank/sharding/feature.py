@@ -12,9 +12,10 @@ from ddp_notebook.messages.mesh_messages import ListMeshes
 from ddp_notebook.messages.ranks import Checked, RunCell
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.hooks import Core, Feature
-from ddp_notebook.rank.sharding import equations, meshes, mistakes, out_of_memory
+from ddp_notebook.rank.sharding import equations, mistakes, out_of_memory
 from ddp_notebook.rank.sharding.allocator_history import AllocatorHistory
 from ddp_notebook.rank.sharding.mistakes import Mistakes
+from ddp_notebook.rank.variables import meshes
 from ddp_notebook.stdlib import contextlib
 
 

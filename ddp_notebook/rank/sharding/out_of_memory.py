@@ -20,6 +20,7 @@ from ddp_notebook.rank import reserve
 from ddp_notebook.rank.cell.exceptions import chain
 from ddp_notebook.rank.sharding.memory import held
 from ddp_notebook.records import shortages
+from ddp_notebook.records.error_text import text_of
 from ddp_notebook.stdlib import contextlib, re, time
 
 _REQUESTED = re.compile(
@@ -103,7 +104,7 @@ def _facts(
     error: BaseException, namespace: Mapping[str, Any], site: Callable[[TracebackType | None], str]
 ) -> dict[str, Any]:
     failed = next(one for one in chain(error) if is_about_memory(one))
-    text = shortages.text_of(failed)
+    text = text_of(failed)
     frames = list(_frames(failed.__traceback__))
     names = _names(namespace)
     of_models = _storages_of_models(namespace)

@@ -95,8 +95,7 @@ class Cells:
         self._numbers = itertools.count(1)
         self._arrivals = arrivals
         self._runs = arrivals.runs  # by cell number
-        self._codes: dict[int, str] = {}  # code of the last cells, by number
-        self._prompts: dict[int, int] = {}  # their numbers in `In [n]`
+        self._codes: dict[int, tuple[int, str]] = {}  # number in `In [n]` and code of the last cells, by number
         self._watched: tuple[CellRun, Interrupts] | None = None
         self.before_turn: Callable[[], list[str]] = lambda: []  # returns messages to show above the next cell
         self.on_shown: Callable[[int], object] = lambda _: None  # called with the number of each shown cell
@@ -158,9 +157,8 @@ class Cells:
                     for note in [*notes, *self._notices_of_hosts()]:
                         screen.note(note)
                     run.note = screen.note
-                self._codes[run.number], self._prompts[run.number] = code, execution_count
+                self._codes[run.number] = execution_count, code
                 self._codes.pop(run.number - _CODES, None)
-                self._prompts.pop(run.number - _CODES, None)
                 if file:  # without a file name, readers do not know the cell by its prompt
                     self.name(run.number, f"In [{execution_count}]")
                 cell = RunCell(
@@ -255,7 +253,7 @@ class Cells:
         timeout_s: float | None = None,
     ) -> CellResult:
         """Show the notes of an ended or abandoned cell, and raise its error if it did not succeed."""
-        code = self._codes.get(run.number, "")
+        code = self.code_of(run.number) or ""
         found = [line for ended in self._hooks.cell_ended for line in ended(run, code)]
         if screen is not None:
             apart = {rank: one.trains_apart for rank, one in run.result.by_rank.items() if one.trains_apart}
@@ -314,7 +312,7 @@ class Cells:
 
     def add_recovered(self, run: CellRun, told: RunCell) -> None:
         """Add a running cell of an earlier notebook."""
-        self._codes[told.cell], self._prompts[told.cell] = told.code, told.execution_count
+        self._codes[told.cell] = told.execution_count, told.code
         self._runs[told.cell] = run
         for begins in self._hooks.cell_begins:
             begins(told)
@@ -418,17 +416,15 @@ class Cells:
 
     def code_of(self, cell: int) -> str | None:
         """Return the code of one of the last cells."""
-        return self._codes.get(cell)
+        return self._codes.get(cell, (0, None))[1]
 
     def last_codes(self) -> list[tuple[int, str]]:
         """Return the numbers and the code of the last cells, the newest first."""
-        return sorted(self._codes.items(), reverse=True)
+        return [(cell, code) for cell, (_, code) in sorted(self._codes.items(), reverse=True)]
 
     def numbered_codes(self) -> list[tuple[int, int, str]]:
         """Return the numbers in `In [n]`, the numbers and the code of the last cells, the oldest first."""
-        return [
-            (self._prompts[cell], cell, code) for cell, code in sorted(self._codes.items()) if cell in self._prompts
-        ]
+        return [(prompt, cell, code) for cell, (prompt, code) in sorted(self._codes.items())]
 
     def close(self) -> None:
         """End all waits, because the session ends."""

@@ -10,9 +10,9 @@ from ddp_notebook.records.words import list_ranks
 OfRanks = dict[int, tuple[int, dict[str, Any]]]  # step and details by rank
 
 _GENERATORS = {
-    "torch": "torch's generator",
+    "torch": "the generator of torch",
     "CUDA": "the generator of the GPU",
-    "Python": "Python's random module",
+    "Python": "the random module",
     "NumPy": "NumPy",
 }
 _SEEDS = {

@@ -1,4 +1,4 @@
-"""Coordinates of this rank in the meshes of its variables, for sets of ranks such as `tp=1`."""
+"""Coordinates of this rank in the device meshes of its variables, for sets of ranks such as `tp=1`."""
 
 from __future__ import annotations
 
@@ -48,6 +48,15 @@ def coordinates(namespace: Mapping[str, Any]) -> list[list[Any]]:
         if names and place:
             found.append([name, list(names), list(place)])
     return found
+
+
+def by_dimension(namespace: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Return the coordinates of this rank by mesh dimension: several if meshes with this dimension disagree."""
+    found: dict[str, set[int]] = {}
+    for _, names, place in coordinates(namespace):
+        for name, coordinate in zip(names, place, strict=True):
+            found.setdefault(name, set()).add(coordinate)
+    return {name: sorted(numbers) for name, numbers in found.items()}
 
 
 def _of_model(model: Any, mesh_type: type) -> Iterator[Any]:
