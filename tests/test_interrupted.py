@@ -16,7 +16,7 @@ import ddp_notebook
 from ddp_notebook.errors import UsageError
 from ddp_notebook.magics import DDPMagics
 from ddp_notebook.observe.recording import Plots, Recording
-from ddp_notebook.run import progress
+from ddp_notebook.run import interrupted, progress
 from ddp_notebook.run.features import load
 from ddp_notebook.run.files.files import SessionFiles
 from ddp_notebook.run.groups.ranks import SessionRanks
@@ -158,6 +158,22 @@ def test_an_interrupt_that_numpy_replaces_is_an_interrupt():
     with pytest.raises(UsageError, match="from NumPy"):  # an error of this package has its own message
         read_an_index(UsageError)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_press_after_the_command_has_failed_shows_one_line(monkeypatch):
+    """A press can arrive while the arguments of the failed call are compared."""
+
+    def press(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(interrupted, "wrong_argument", press)
+
+    @tells_interrupt("interrupted: nothing was done")
+    def work():
+        raise ValueError
+
+    with pytest.raises(KeyboardInterrupt, match="interrupted: nothing was done"):
+        work()
 
 
 def test_an_error_without_a_press_stays():

@@ -183,16 +183,23 @@ def _told(function: Callable[..., Any], sentence: str) -> Callable[..., Any]:
     def told(*arguments: Any, **named: Any) -> Any:
         try:
             with NotedPresses() as presses:
-                return function(*arguments, **named)
+                try:
+                    return function(*arguments, **named)
+                except DDPNotebookError:
+                    raise
+                except Exception as error:
+                    if not presses.were_any and (refused := wrong_argument(function, arguments, named, error)):
+                        raise refused from None
+                    raise
         except KeyboardInterrupt as error:
             if hasattr(error, "_render_traceback_") and str(error) != _READ:  # it has a more detailed message
                 raise
             error.__traceback__ = None  # IPython keeps the last error, with its frames and their data
-        except Exception as error:
-            if isinstance(error, DDPNotebookError) or not presses.were_any:
-                if (refused := wrong_argument(function, arguments, named, error)) is None:
-                    raise
-                raise refused from None
+        except DDPNotebookError:
+            raise
+        except Exception:
+            if not presses.were_any:
+                raise
         raise keyboard_interrupt(sentence)
 
     return told
