@@ -209,6 +209,20 @@ def test_an_interrupt_leaves_nothing_half(session, project):
     session.run("if os.path.exists('slow.bin'): os.unlink('slow.bin')", quiet=True)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("stopped_s", [2.0, 4.0])  # its cause was named; it was silent long enough to be unreachable
+def test_a_cell_runs_at_once_after_its_ssh_was_resumed(session, stopped_s):
+    connection = session._hosts.all[1].transport._ssh
+    for _ in range(5):
+        connection.send_signal(signal.SIGSTOP)
+        try:
+            wait_until(lambda: session._hosts.all[1].silent_s > stopped_s)
+            assert session._hosts.all[1].is_unreachable
+        finally:
+            connection.send_signal(signal.SIGCONT)
+        session.run("ran = True", quiet=True)
+
+
 def test_files_of_ranks_come_apart(session, tmp_path):
     session.run("open('log.txt', 'w').write(f'of {rank}'); open(f'only{rank}.txt', 'w').close()", quiet=True)
     fetched = session.files.fetch("log.txt", to=tmp_path)

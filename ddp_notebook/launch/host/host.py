@@ -69,7 +69,6 @@ class Hearing:
         self, transport: Transport, gone: threading.Event, speak: Callable[[], None], give_up: Callable[[str], None]
     ) -> None:
         self._unheard_s = 0.0  # at the last check
-        self.why = ""  # the reason for the silence at the last check, if it is known
         self._transport = transport
         self._gone = gone
         self._speak = speak
@@ -83,9 +82,16 @@ class Hearing:
         return min(self._unheard_s, self._transport.silent_s) if self._unheard_s else 0.0
 
     @property
+    def why(self) -> str:
+        """The reason for the silence, if it is known; "" once it has ended, such as after `kill -CONT` for its ssh."""
+        return self._transport.why_silent if self.silent_s > _QUIET_S else ""
+
+    @property
     def is_unreachable(self) -> bool:
         """True if the host is silent and may come back. Known causes of the silence are reported earlier."""
-        return self.silent_s > (_QUIET_S if self.why else _UNHEARD_S) and not self._gone.is_set()
+        if self._gone.is_set():
+            return False
+        return self.silent_s > _UNHEARD_S or bool(self.why)
 
     @property
     def unheard(self) -> str:
@@ -111,7 +117,6 @@ class Hearing:
             passed_s = min(time.monotonic() - looked_s, 2 * tick_s)
             looked_s = time.monotonic()
             self._unheard_s = min(self._transport.silent_s, self._unheard_s + passed_s)
-            self.why = self._transport.why_silent if self._unheard_s > _QUIET_S else ""
             if self._unheard_s > self._transport.lease_s:
                 self._give_up(f"it has sent nothing for {self._transport.lease_s:g} s")
             elif look % _LOOKS == 0:

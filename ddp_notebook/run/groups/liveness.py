@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from ddp_notebook.errors import SessionBrokenError
 from ddp_notebook.launch.cluster import Cluster
@@ -10,6 +11,8 @@ from ddp_notebook.records.words import format_ranks, group_by_value, list_ranks
 from ddp_notebook.run.rank_sets import RankSet, parse_ranks
 
 _GIVES_UP = "%ddp_heal gives it up now"
+_RESUMED_S = 1.0  # a host whose connection was resumed, such as by `kill -CONT`, is heard again within this time
+_LOOK_S = 0.02
 _HEAL = "%ddp_heal replaces dead ranks; %ddp_restart starts new ranks"
 
 
@@ -55,11 +58,13 @@ class Liveness:
     def check_cells_arrive(self, ranks: Sequence[int] | None = None) -> None:
         """Check that the host servers can pass cells to these ranks; None: all. Values do not need host servers."""
         cluster = self.check_host()
-        unheard = cluster.unheard
-        if reasons := dict.fromkeys(why for rank, why in unheard.items() if ranks is None or rank in ranks):
-            others = [rank for rank in cluster.alive if rank not in unheard]
+        until = time.monotonic() + _RESUMED_S
+        while (unheard := _among(ranks, cluster.unheard)) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        if unheard:
+            others = [rank for rank in cluster.alive if rank not in cluster.unheard]
             there = f"; {_GIVES_UP}, and %%on_ranks {format_ranks(others)} runs without it" if others else ""
-            raise SessionBrokenError("; ".join(reasons) + there)
+            raise SessionBrokenError("; ".join(dict.fromkeys(unheard.values())) + there)
         if cluster.is_stopped and (why := cluster.trouble()):  # the host server may have resumed in the meantime
             raise SessionBrokenError(why)
         if why := cluster.cut_off():
@@ -113,6 +118,10 @@ class Liveness:
     def are_here(self) -> bool:
         """Return whether all ranks are on the notebook's machine."""
         return self._cluster.is_here
+
+
+def _among(ranks: Sequence[int] | None, why: Mapping[int, str]) -> dict[int, str]:
+    return {rank: words for rank, words in why.items() if ranks is None or rank in ranks}
 
 
 def _how_they_died(cluster: Cluster, ranks: list[int]) -> str:
