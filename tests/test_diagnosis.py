@@ -93,11 +93,11 @@ VERDICTS = {
     ),
     "ended": (
         views(*ALL_BUT_2, ended(2)),
-        "rank 2 has ended the cell without all_reduce #5, which ranks 0,1,3 wait in",
+        "ranks 0,1,3 wait in all_reduce #5, and rank 2 has ended the cell without it",
     ),
     "ended, in DDP": (
         views(waits(0, "all_reduce", 5, ranks=(0, 2), origin="ddp", loop=loop(2, 3)), ended(2, loop=loop(2, 3))),
-        "rank 2 has ended the cell without all_reduce #5, which rank 0 waits in: rank 2 has made 2 optimizer "
+        "rank 0 waits in all_reduce #5, and rank 2 has ended the cell without it: rank 2 has made 2 optimizer "
         "steps with "
         "3 batches, and rank 0 waits after 2 steps",
     ),
@@ -106,7 +106,7 @@ VERDICTS = {
             waits(0, "all_reduce", 5, ranks=(0, 2), origin="ddp", loop=loop(2, 3)),
             ended(2, loop=loop(2, 2, ended=("loader",))),
         ),
-        "rank 2 has ended the cell without all_reduce #5, which rank 0 waits in: rank 2 has made 2 optimizer "
+        "rank 0 waits in all_reduce #5, and rank 2 has ended the cell without it: rank 2 has made 2 optimizer "
         "steps with 2 batches, and rank 0 waits after 2 steps. The data of rank 2 ended after 2 batches, and rank 0 "
         "has taken 3: put `with Join([model]):` around the loop, or give all ranks as many batches",
     ),
@@ -115,7 +115,7 @@ VERDICTS = {
             waits(0, "all_reduce", 5, ranks=(0, 2), origin="ddp", loop=loop(4, 5, last=(2, 1))),
             ended(2, loop=loop(4, 4, ended=("loader",))),
         ),
-        "rank 2 has ended the cell without all_reduce #5, which rank 0 waits in: rank 2 has made 4 optimizer "
+        "rank 0 waits in all_reduce #5, and rank 2 has ended the cell without it: rank 2 has made 4 optimizer "
         "steps with "
         "4 batches, and rank 0 waits after 4 steps",
     ),
@@ -124,7 +124,7 @@ VERDICTS = {
             waits(0, "all_gather_single", 5, ranks=(0, 2), origin="fsdp", loop=loop(1, 2)),
             ended(2, loop=loop(1, 1, ended=("loader",))),
         ),
-        "rank 2 has ended the cell without all_gather_single #5, which rank 0 waits in: rank 2 has made 1 "
+        "rank 0 waits in all_gather_single #5, and rank 2 has ended the cell without it: rank 2 has made 1 "
         "optimizer step "
         "with 1 batch, and rank 0 waits after 1 step. The data of rank 2 ended after 1 batch, and rank 0 has "
         "taken 2: give "
@@ -132,21 +132,21 @@ VERDICTS = {
     ),
     "ended, with a thread": (
         views(*ALL_BUT_2, ended(2, background="thread 'worker' at cell line 2 in work")),
-        "rank 2 has ended the cell (thread 'worker' at cell line 2 in work goes on) without all_reduce #5, which ranks "
-        "0,1,3 wait in",
+        "ranks 0,1,3 wait in all_reduce #5, and rank 2 has ended the cell without it (thread 'worker' at cell line 2 "
+        "in work goes on)",
     ),
     "ended without a send": (
         views(waits(0, "recv", 2, root=1, ranks=(0, 1)), ended(1)),
-        "rank 1 has ended the cell without the send to rank 0 that recv #2 of rank 0 waits for",
+        "rank 0 waits in recv #2, and rank 1 has ended the cell without a send to rank 0",
     ),
     "ended without a receive": (
         views(waits(0, "send", 2, root=1, tag=3, ranks=(0, 1)), ended(1)),
-        "rank 1 has ended the cell without the receive from rank 0 with tag 3 that send #2 of rank 0 waits for",
+        "rank 0 waits in send #2, and rank 1 has ended the cell without a receive from rank 0 with tag 3",
     ),
     "ended after a send with another tag": (
         views(waits(0, "recv", 2, root=1, tag=3, ranks=(0, 1)), ended(1, messages=[["send", 0, 5, 1]])),
-        "rank 1 has ended the cell without the send to rank 0 with tag 3 that recv #2 of rank 0 waits for; it has sent "
-        "one with tag 5",
+        "rank 0 waits in recv #2, and rank 1 has ended the cell without a send to rank 0 with tag 3; it has sent one "
+        "with tag 5",
     ),
     "cleaning up": (
         views(*ALL_BUT_2, RankView(rank=2, state="internal", place="cleaning up after the cell")),
@@ -292,7 +292,7 @@ def test_groups_of_one_title_are_told_apart():
     )
     assert Absences(seen)[0] == {1} and Absences(seen)[2] == {3}
     assert stuck(seen) == {2: ("mesh_tp", 5)}
-    assert verdict(seen) == "rank 3 has ended the cell without all_reduce #5, which rank 2 waits in"
+    assert verdict(seen) == "rank 2 waits in all_reduce #5, and rank 3 has ended the cell without it"
 
 
 def test_a_thousand_ranks_are_not_looked_at_a_million_times(monkeypatch):

@@ -121,7 +121,7 @@ def test_papermill_ends_a_cell_without_a_rank(monkeypatch, tmp_path, kernels):
     cells = [CELLS[0], "%ddp_start 2 --grace 1", "%%on_all_ranks\nif rank == 0: dist.all_reduce(torch.ones(1))"]
     nbformat.write(new_notebook(cells=[new_code_cell(one) for one in cells]), tmp_path / "in.ipynb")
     out = str(tmp_path / "out.ipynb")
-    reason = "rank 1 has ended the cell without all_reduce #1, which rank 0 waits in"
+    reason = "rank 0 waits in all_reduce #1, and rank 1 has ended the cell without it"
     with pytest.raises(papermill.exceptions.PapermillExecutionError, match=f"the cell was stopped: {reason}"):
         papermill.execute_notebook(
             str(tmp_path / "in.ipynb"), out, kernel_name="python3", progress_bar=False, config=kernels

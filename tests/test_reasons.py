@@ -50,9 +50,9 @@ def train(model, opt, batches, skip=lambda step: False, lacks=lambda step: False
         opt.step()
 def loader(batches): return DataLoader(torch.ones(batches * 2, 4), batch_size=2)
 """
-_IN = "rank 1 has ended the cell without {} #\\d+, which rank 0 waits in"
+_IN = "rank 0 waits in {} #\\d+, and rank 1 has ended the cell without it"
 _STEPS = ": rank 1 has made {}, and rank 0 waits after 2 steps"
-_TO_0 = "rank 1 has ended the cell without the send to rank 0{} that recv #\\d+ of rank 0 waits for"
+_TO_0 = "rank 0 waits in recv #\\d+, and rank 1 has ended the cell without a send to rank 0{}"
 HANGS = {  # program -> the reason
     "a collective on one rank": ("if rank == 0: dist.all_reduce(torch.ones(3))", _IN.format("all_reduce")),
     "a collective on one rank, in a function": (
@@ -90,7 +90,7 @@ HANGS = {  # program -> the reason
     ),
     "a send without a receive": (
         "if rank == 0: dist.send(torch.ones(5_000_000), 1)",
-        "rank 1 has ended the cell without the receive from rank 0 that send #\\d+ of rank 0 waits for",
+        "rank 0 waits in send #\\d+, and rank 1 has ended the cell without a receive from rank 0",
     ),
     "a skipped batch": (
         "train(*make(), torch.ones(3, 2, 4), skip=lambda step: rank == 1 and step == 1)",
@@ -140,7 +140,7 @@ HANGS = {  # program -> the reason
     ),
     "a checkpoint of one rank": (
         "import tempfile\nif rank == 0: dcp.save({'x': torch.ones(2)}, checkpoint_id=tempfile.mkdtemp())",
-        "rank 1 has ended the cell without \\w+ #\\d+, which rank 0 waits in; a distributed checkpoint is saved, and "
+        "rank 0 waits in \\w+ #\\d+, and rank 1 has ended the cell without it; a distributed checkpoint is saved, and "
         "loaded, by all ranks of its group",
     ),
     "a group of one rank": (
@@ -171,7 +171,7 @@ def test_the_reason_is_true_and_the_cell_ends(ranks, capsys, name):
     shown = capsys.readouterr().err
     assert re.search(r"The cell is stopped in \d s\. The stop button ends the cell; every variable is kept\.", shown)
     card = re.search(r"no progress for (\d+) s: (.*)", shown)
-    diverged = "(; line .*)?"  # the line of the divergence, see tests/divergence
+    diverged = "(; (line|rank \\d reached line) .*)?"  # the line of the divergence, see tests/divergence
     assert card and re.fullmatch(reason + diverged, card[2]), shown
     assert re.fullmatch(rf"the cell was stopped: {reason}{diverged} \(rank 0\); succeeded: rank 1", str(caught.value))
     told = f"{shown}{caught.value}"
@@ -240,7 +240,7 @@ def test_a_rank_that_still_acts_is_waited_for(ranks, capsys, name):
     ranks.run(ARRIVES[name])
     shown = capsys.readouterr().err
     if name == "a time limit of the operation":
-        assert "rank 1 has ended the cell without barrier" in shown
+        assert re.search(r"rank 0 waits in barrier #\d+, and rank 1 has ended the cell without it", shown)
         assert ranks.run("kept")[0].result == "'caught'"
     else:
         assert "no progress" not in shown
@@ -261,7 +261,7 @@ def test_a_rank_that_serves_calls_is_waited_for(ranks, capsys):
 @pytest.mark.long
 def test_a_job_ends_too(ranks):
     job = ranks.submit("if rank == 0: dist.barrier()", quiet=True)
-    with pytest.raises(RankError, match=r"rank 1 has ended the cell without barrier #\d+, which rank 0 waits in"):
+    with pytest.raises(RankError, match=r"rank 0 waits in barrier #\d+, and rank 1 has ended the cell without it"):
         job.result(20)
     check_usable(ranks)
 
@@ -317,7 +317,7 @@ def test_grace_off_shows_the_card_and_goes_on(make_session_alone, capsys):
     press_stop(session, 4.0)
     with pytest.raises(KeyboardInterrupt):
         session.run("if rank == 0: dist.barrier()")
-    assert "rank 1 has ended the cell without barrier #" in capsys.readouterr().err
+    assert re.search(r"in barrier #\d+, and rank 1 has ended the cell without it", capsys.readouterr().err)
     check_usable(session)
 
 

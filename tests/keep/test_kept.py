@@ -159,7 +159,7 @@ def test_the_next_notebook_ends_a_cell_without_a_rank(notebook):
 
     second = notebook()
     second.run("%ddp_attach")
-    reason = "rank 1 has ended the cell without all_reduce #1, which rank 0 waits in"
+    reason = "rank 0 waits in all_reduce #1, and rank 1 has ended the cell without it"
     wait_until(lambda: "running" not in second.run("%ddp_jobs").stdout, 20, "the cell is ended")
     assert f"the cell was stopped: {reason} (rank 0); succeeded: rank 1" in second.run("%ddp_wait 1").evalue
     assert second.run("%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); int(x)").stdout == "[0-1] 2\n"

@@ -295,13 +295,12 @@ def _ended(views: Views, waiting: Waiting) -> str:
     missing, waiters, operation = _awaited(views, waiting, {"ended"})
     if operation is None:
         return ""
-    has_ended = f"{list_ranks(missing)} {_has(missing)} ended the {views[missing[0]].runs}"
+    what = missing_message(views, missing, waiters[0], operation) if operation.is_point_to_point else "it"
+    cause = f"{list_ranks(missing)} {_has(missing)} ended the {views[missing[0]].runs} without {what}"
     if background := [rank for rank in missing if views[rank].background]:
-        has_ended += f" ({views[background[0]].background} goes on)"
-    if operation.is_point_to_point:
-        return f"{has_ended} without {missing_message(views, missing, waiters[0], operation)}"
-    who_waits = f"{list_ranks(waiters)} {_wait(waiters)} in"
-    return f"{has_ended} without {operation.short}, which {who_waits}" + loop_facts(views, missing, waiters, operation)
+        cause += f" ({views[background[0]].background} goes on)"
+    told = f"{list_ranks(waiters)} {_wait(waiters)} in {operation.short}, and {cause}"
+    return told if operation.is_point_to_point else told + loop_facts(views, missing, waiters, operation)
 
 
 def _outside(views: Views, waiting: Waiting) -> str:

@@ -52,16 +52,11 @@ def _messages(view: RankView, operation: Operation, kind: str, peer: int | None)
 def missing_message(views: Views, missing: Sequence[int], waiter: int, operation: Operation) -> str:
     """Describe the message that a rank waits for and that these ranks have not sent or received.
 
-    Example: `"the send to rank 0 that recv #1 of rank 0 waits for"`.
+    Example: `"a send to rank 0 with tag 3"`.
     """
-    if operation.name == "send":
-        what = f"the receive from rank {waiter}"
-    else:
-        what = f"{'the' if len(missing) == 1 else 'a'} send to rank {waiter}"
+    what = f"a receive from rank {waiter}" if operation.name == "send" else f"a send to rank {waiter}"
     tag = f" with tag {operation.tag}" if operation.tag else ""
-    return (
-        f"{what}{tag} that {operation.short} of rank {waiter} waits for{_other_tags(views, missing, waiter, operation)}"
-    )
+    return f"{what}{tag}{_other_tags(views, missing, waiter, operation)}"
 
 
 def _other_tags(views: Views, missing: Sequence[int], waiter: int, operation: Operation) -> str:
