@@ -10,7 +10,7 @@ import pytest
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons import check
 from ddp_notebook.lessons.questions import judging
-from ddp_notebook.lessons.questions.answers import QUESTIONS
+from ddp_notebook.lessons.questions.catalogue import QUESTIONS
 from ddp_notebook.lessons.questions.judging import Question, judge
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.questions.answers import QUESTIONS
+from ddp_notebook.lessons.questions.catalogue import QUESTIONS
 from ddp_notebook.lessons.questions.judging import Question
 
 

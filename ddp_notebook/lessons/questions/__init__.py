@@ -2,5 +2,5 @@
 
 questions  checks an answer and explains the verdict
 judging    rules for the verdict
-answers    the questions of the notebooks
+catalogue  the questions of all lessons, from the modules `lesson_NN`: one for each lesson, with its questions
 """

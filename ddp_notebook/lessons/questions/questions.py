@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.questions.answers import QUESTIONS
+from ddp_notebook.lessons.questions.catalogue import QUESTIONS
 from ddp_notebook.lessons.questions.judging import judge
 
 Judge = Callable[[Any], "tuple[bool, str] | bool | str"]

@@ -1,0 +1,48 @@
+"""Questions of lesson 04: processes, ranks, nodes, groups."""
+
+from __future__ import annotations
+
+from ddp_notebook.lessons.questions.judging import Question
+
+QUESTIONS: dict[str, Question] = {
+    "04/boxes": Question(
+        answer=lambda size: {rank: 1 for rank in range(size)},
+        why="each process has its own list, and has put one number into it.",
+        hint="Ask yourself whether two processes can put something into the same Python list.",
+        traps=lambda size: {size: f"{size} would be the length of one list that all ranks share."},
+    ),
+    "04/world-size": Question(
+        answer=24,
+        why="3 nodes with 8 processes each are 24 processes.",
+        hint="Every process counts, on all nodes.",
+        traps={3: "3 is the number of nodes.", 8: "8 is the number of processes of one node."},
+    ),
+    "04/where-is-13": Question(
+        answer=(1, 5),
+        why="13 = 1 * 8 + 5: node 1, local rank 5, and so GPU 5 of that machine.",
+        hint="Nodes and local ranks are counted from 0, and each node has 8 processes: 13 divided by 8, with rest.",
+        traps={
+            (2, 5): "Nodes are counted from 0 too.",
+            (1, 13): "A local rank starts again at 0 on every node; this machine has no GPU 13.",
+        },
+    ),
+    "04/backend": Question(
+        answer={
+            "GPU tensors, a process per GPU": "nccl",
+            "tensors in main memory": "gloo",
+            "two ranks on one GPU": "gloo",
+        },
+        why="NCCL for tensors on GPUs with a GPU for each rank, gloo for the rest.",
+        hint="NCCL moves only tensors on GPUs, and wants a GPU for each rank.",
+    ),
+    "04/evens-and-odds": Question(
+        answer=lambda size: {rank: float(sum(r + 1 for r in range(rank % 2, size, 2))) for rank in range(size)},
+        why="each rank gets the sum over its own group only.",
+        hint="Rank r brings r + 1, and only ranks of the same group are added up: the even ones, or the odd ones.",
+    ),
+    "04/neighbours": Question(
+        answer=lambda size: {r: sum(m for m in (r // 2 * 2, r // 2 * 2 + 1) if m < size) for r in range(size)},
+        why="0 and 1 make a group, 2 and 3 the next one, and each adds up its own ranks.",
+        hint="Rank r belongs to the group that begins at r // 2 * 2. Every rank has to call new_group for every group.",
+    ),
+}

@@ -1,0 +1,45 @@
+"""Questions of lesson 12: pipelines."""
+
+from __future__ import annotations
+
+from ddp_notebook.lessons.questions.judging import Question
+
+
+def _order(size: int) -> list[str]:
+    """Return the actions of rank 0 in 1F1B with `size` stages and twice as many microbatches."""
+    turns = [one for k in range(size) for one in (f"B{k}", f"F{size + k}")]
+    return [*(f"F{k}" for k in range(size)), *turns, *(f"B{k}" for k in range(size, 2 * size))]
+
+
+QUESTIONS: dict[str, Question] = {
+    "12/one-batch": Question(
+        answer=lambda size: (size - 1) / size,
+        why="one rank computes at a time, and all the others wait.",
+        hint="At each moment one of the ranks computes. What share of them does not?",
+        traps=lambda size: {1 / size: "That is the share of the time in which a rank computes."} if size > 2 else {},
+        tolerance=0.02,
+    ),
+    "12/bubble": Question(
+        answer=lambda size: (size - 1) / (3 * size - 1),
+        why="with p stages and m microbatches it is (p - 1) / (m + p - 1).",
+        hint="A rank is busy for 2 n units. The last stage has to wait for n - 1 of them until its first microbatch "
+        "has come, and the first stage for as many at the end.",
+        traps=lambda size: {
+            (size - 1) / (2 * size): "That is lost time over compute time; the bubble is a share of the total time.",
+            (size - 1) / size: "That was the bubble of a single microbatch.",
+        },
+        tolerance=0.12,
+    ),
+    "12/schedule": Question(
+        answer="neither",
+        why="both fill and drain the pipeline in the same time; 1F1B keeps fewer activations.",
+        hint="Compare the two lines of the table: which numbers differ by more than noise?",
+        traps={"1F1B": "Many tutorials say so.", "GPipe": "Look at the numbers without messages."},
+    ),
+    "12/order": Question(
+        answer=_order,
+        why="fill with n forwards, then a backward and a forward in turns, and drain with n backwards.",
+        hint="Rank 0 begins n forwards before the first gradient is back. Then it does one backward and one forward in "
+        "turns until all forwards are done.",
+    ),
+}

@@ -1,0 +1,52 @@
+"""Questions of lesson 15: meshes."""
+
+from __future__ import annotations
+
+from ddp_notebook.lessons.questions.judging import Question
+
+
+def _shape(size: int) -> tuple[int, int]:
+    """Return rows and columns of the mesh that the notebook creates from the ranks."""
+    rows = 2 if size >= 4 and size % 2 == 0 else 1
+    return rows, size // rows
+
+
+QUESTIONS: dict[str, Question] = {
+    "15/row": Question(
+        answer=lambda size: list(range(_shape(size)[1])),
+        why="the first row is filled before the second one begins.",
+        hint="Place the ranks row by row, and look at the position of rank 1.",
+        traps={(1, 3): "That is its column: the ranks below it, not in its row."},
+    ),
+    "15/ways": Question(
+        answer={"gather": "row", "scatter": "row", "average": "column"},
+        why="a row holds the whole model once, so a layer is put together there; the copies are the other rows.",
+        hint="Where are the parts of one copy of the model? Along that they are gathered and scattered. The other way "
+        "lie the copies.",
+    ),
+    "15/share": Question(
+        answer=lambda size: 1 / size,
+        why="the row divides the matrix, and the column divides each piece: all ranks together hold it once.",
+        hint="Divide by the number of ranks in a row, and that once more by the number of ranks in a column.",
+        traps=lambda size: (
+            {1 / _shape(size)[1]: "That is a piece; FSDP has sharded it once more."} if _shape(size)[0] > 1 else {}
+        ),
+        tolerance=0.05,  # if the sizes are not divisible
+    ),
+    "15/complaint": Question(
+        answer=False,
+        why="all shapes fit, and nothing in torch compares the inputs of the ranks that share a matrix.",
+        hint="What could notice it? Every message has the right size.",
+    ),
+    "15/shape": Question(
+        answer=(2, 4),
+        why="two rows, a machine each, and the four GPUs of a machine in a row.",
+        hint="The ranks of one machine have consecutive numbers, and so do the ranks of a row.",
+        traps={(4, 2): "Then a row has two GPUs, and half of the columns lead to the other machine."},
+    ),
+    "15/coordinates": Question(
+        answer=lambda size: {rank: divmod(rank, _shape(size)[1]) for rank in range(size)},
+        why="the row is the number of whole rows before the rank, the column is the remainder.",
+        hint="Divide the rank by the number of columns: one of the two is the quotient, the other is the remainder.",
+    ),
+}

@@ -1,0 +1,34 @@
+"""Questions of lesson 18: a GPT."""
+
+from __future__ import annotations
+
+from ddp_notebook.lessons.questions.judging import Question
+
+QUESTIONS: dict[str, Question] = {
+    "18/lower": Question(
+        answer="theirs",
+        why="each of their positions but the last can look at the character that it is to guess.",
+        hint="Ask what a mask of 0.0 and 1.0 forbids when it is added to the scores.",
+        traps={"ours": "A low loss does not prove a good model."},
+    ),
+    "18/worst": Question(
+        answer=31,
+        why="the last position has no later one to copy from, and has learnt nothing else.",
+        hint="Which position cannot see the character that it is to guess?",
+        traps={0: "That is right for a model that sees only the past: its first position has the least context."},
+    ),
+    "18/second-attempt": Question(
+        answer=40,
+        why="snapshots were saved after 20 and after 40 steps; later steps were only in the memory of the dead rank.",
+        hint="What is in the file when the rank dies after 53 steps?",
+        traps={
+            53: "The processes with steps 40 to 52 in memory have died.",
+            0: "The script starts from the saved state.",
+        },
+    ),
+    "18/sees-future": Question(
+        answer={"ours": False, "theirs": True, "one too far": True},
+        why="another last character changes the output of an earlier position only if that position can see it.",
+        hint="Call the model with two texts that differ in the last character, and compare all positions before it.",
+    ),
+}
