@@ -14,7 +14,10 @@
     lessons.placement("model")                  the parts that each rank holds
     lessons.product("Shard(1)", "Shard(0)")     A @ B in pieces: predict the collective that it needs
     lessons.mesh(way="HSDP")                    communication of a training run on a mesh
+    lessons.ask("05/changed")                   ask for a guess
+    lessons.result("05/changed", figure)        display a result after the guess
     lessons.check("04/world-size", 24)          check an answer
+    lessons.progress()                          the answers so far; also `collect` and `forget`
 
 Every number comes from tensors on the ranks. Without a front end, lessons work too and show pictures.
 
@@ -25,7 +28,7 @@ Every number comes from tensors on the ranks. Without a front end, lessons work 
     ddp/            DDP from the inside
     pipelines/      a model cut over the ranks
     sharding/       tensors in pieces: the parts of each rank, and their communication
-    questions/      exercises with a checked answer
+    questions/      questions before results, and exercises with a checked answer
     lesson_cells    runs the cells of a lesson in the session
     ranks           the code of the lessons on the ranks
     lesson          interface of a lesson with a view: state, acts, picture
@@ -49,7 +52,10 @@ if TYPE_CHECKING:
     from ddp_notebook.lessons.messages.transfer_picture import exchanges
     from ddp_notebook.lessons.nodes import places
     from ddp_notebook.lessons.pipelines.pipeline import PipelineLesson, PipelineRun, pipeline
+    from ddp_notebook.lessons.questions.asking import ask
+    from ddp_notebook.lessons.questions.progress import collect, forget, progress
     from ddp_notebook.lessons.questions.questions import Verdict, check
+    from ddp_notebook.lessons.questions.results import result
     from ddp_notebook.lessons.remote.rpc_program import RemoteProgram
     from ddp_notebook.lessons.sharding.mesh_training import MeshTraining, mesh
     from ddp_notebook.lessons.sharding.placement_picture import placement
@@ -68,10 +74,13 @@ __all__ = [
     "Stepper",
     "Verdict",
     "algorithm",
+    "ask",
     "check",
+    "collect",
     "collective",
     "cost",
     "exchanges",
+    "forget",
     "inside_ddp",
     "mesh",
     "pipeline",
@@ -79,6 +88,8 @@ __all__ = [
     "places",
     "point_to_point",
     "product",
+    "progress",
+    "result",
     "rpc",
 ]
 
@@ -95,7 +106,12 @@ _LAZY = {
     "Scene": "messages.point_to_point",
     "Stepper": "algorithms.stepping",
     "Verdict": "questions.questions",
+    "ask": "questions.asking",
     "check": "questions.questions",
+    "collect": "questions.progress",
+    "forget": "questions.progress",
+    "progress": "questions.progress",
+    "result": "questions.results",
     "exchanges": "messages.transfer_picture",
     "placement": "sharding.placement_picture",
     "places": "nodes",

@@ -8,6 +8,14 @@ from typing import Any
 import pytest
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shown_answers() -> Iterator[None]:
+    """Show results without a guess, and write no file of answers. Kernels that tests start inherit this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DDP_NOTEBOOK_ANSWERS", "shown")
+        yield
+
+
 @pytest.fixture(scope="module", params=[3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 4))])
 def ranks(request, waiting_host_server) -> Iterator[int]:
     """Start this number of ranks. (With three ranks there are groups of two.)"""

@@ -77,4 +77,4 @@ def test_bits_of_the_reduce_operations_are_those_of_numpy():
 def test_without_ranks_the_message_says_what_to_do(monkeypatch):
     monkeypatch.setattr("ddp_notebook.session._current", None)  # other tests of this folder may have a running session
     with pytest.raises(UsageError, match=r"the answer depends on the number of ranks: start ranks with %ddp_start 4"):
-        judge(QUESTIONS["04/boxes"], 1)
+        judge(QUESTIONS["04/neighbours"], 1)

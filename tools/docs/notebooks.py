@@ -103,7 +103,8 @@ def _execute(path: Path, kept: list[Path]) -> NotebookNode:
         store_widget_state=False,
         coalesce_streams=True,
     )
-    client.execute(transport_encryption="auto", env={**os.environ, "DDP_NOTEBOOK_RANKS": str(WORLD_SIZE)})
+    env = {**os.environ, "DDP_NOTEBOOK_RANKS": str(WORLD_SIZE), "DDP_NOTEBOOK_ANSWERS": "shown"}
+    client.execute(transport_encryption="auto", env=env)
     if kept:
         del notebook.cells[stop]
     return _for_readers(notebook)

@@ -1,6 +1,12 @@
-"""Exercises with a checked answer.
+"""Questions before a result, and exercises with a checked answer.
 
-questions  checks an answer and explains the verdict
-judging    rules for the verdict
-catalogue  the questions of all lessons, from the modules `lesson_NN`: one for each lesson, with its questions
+questions     checks an answer and explains the verdict
+judging       rules for the verdict
+catalogue     the questions of all lessons, from the modules `lesson_NN`: one for each lesson, with its questions
+asking        asks a question
+guesses       reads a guess and keeps it
+ask_box       the widget of a question
+results       displays a result after the guess
+answers_file  the reader's answers on disk
+progress      tables of the kept answers
 """

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import EllipsisType
 from typing import Any
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.records.words import name_ranks
+
+Choices = Sequence[Any] | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,9 @@ class Question:
         hint: Explanation for a wrong answer.
         traps: Likely wrong answers, each with an explanation; a function of the number of ranks if they depend on it.
         tolerance: Largest relative difference of numbers.
+        choices: Answers that `lessons.ask` offers, or a mapping from the displayed text to the answer; a function of
+            the number of ranks if they depend on it. If the answer is a mapping, these are the choices for each key.
+        placeholder: Example of the notation of an answer, displayed in an empty field. Not the right answer.
     """
 
     answer: Any
@@ -30,13 +35,49 @@ class Question:
     hint: str
     traps: Mapping[Any, str] | Callable[[int], Mapping[Any, str]] = field(default_factory=dict)
     tolerance: float = 1e-5
+    choices: Choices | Callable[[int], Choices] = ()
+    placeholder: str = ""
+
+    @property
+    def is_asked(self) -> bool:
+        """Return whether `lessons.ask` can ask it. The answer to any other question is computed by the reader."""
+        return bool(self.choices or self.placeholder)
+
+    def right(self) -> Any:
+        """Return the right answer for the running ranks."""
+        return self.answer(_world_size()) if callable(self.answer) else self.answer
+
+    def labelled_choices(self) -> dict[str, Any]:
+        """Return the choices by their displayed text; {} if the answer is written into a field."""
+        choices = self.choices(_world_size()) if callable(self.choices) else self.choices
+        return dict(choices) if isinstance(choices, Mapping) else {str(one): one for one in choices}
+
+    def in_words(self, answer: Any) -> str:
+        """Return an answer as displayed to the reader.
+
+        Example:
+            >>> Question(answer=1, why="", hint="", choices={"rank 0": 0, "rank 1": 1}).in_words(1)
+            'rank 1'
+        """
+        if isinstance(answer, Mapping):
+            keys = {key: f"rank {key}" if type(key) is int else str(key) for key in answer}
+            return ", ".join(f"{keys[key]}: {self.in_words(value)}" for key, value in answer.items())
+        for label, value in self.labelled_choices().items():
+            if _is_equal(answer, value, 0.0):
+                return label
+        if isinstance(answer, float):
+            return f"{answer:.6g}"
+        if isinstance(answer, list | tuple):
+            inner = ", ".join(map(self.in_words, answer))
+            return f"({inner})" if isinstance(answer, tuple) else f"[{inner}]"
+        return str(answer)
 
 
 def judge(asked: Question, answer: Any) -> tuple[bool, str]:
     """Return whether the answer is right, and the explanation to show."""
-    if _is_missing(answer):
+    if is_missing(answer):
         return False, "put your answer in place of the dots"
-    right = asked.answer(_world_size()) if callable(asked.answer) else asked.answer
+    right = asked.right()
     if isinstance(right, Mapping) and isinstance(answer, Mapping):
         wrong = [key for key in right if key not in answer or not _is_equal(answer[key], right[key], asked.tolerance)]
         if wrong or set(answer) - set(right):
@@ -64,7 +105,8 @@ def _world_size() -> int:
     return session.world_size
 
 
-def _is_missing(answer: Any) -> bool:
+def is_missing(answer: Any) -> bool:
+    """Return whether an answer still has the dots of the notebook."""
     if isinstance(answer, Mapping):
         return any(isinstance(value, EllipsisType) for value in answer.values())
     return isinstance(answer, EllipsisType) or (isinstance(answer, list | tuple) and any(v is ... for v in answer))

@@ -6,16 +6,21 @@ from ddp_notebook.lessons.questions.judging import Question
 
 QUESTIONS: dict[str, Question] = {
     "04/boxes": Question(
-        answer=lambda size: {rank: 1 for rank in range(size)},
+        answer=1,
         why="each process has its own list, and has put one number into it.",
         hint="Ask yourself whether two processes can put something into the same Python list.",
-        traps=lambda size: {size: f"{size} would be the length of one list that all ranks share."},
+        traps=lambda size: {
+            size: f"{size} would be the length of one list that all ranks share.",
+            "different": "Lengths would differ if the ranks shared one list and did not wait for each other.",
+        },
+        choices=lambda size: {"1": 1, str(size): size, "another length on each rank": "different"},
     ),
     "04/world-size": Question(
         answer=24,
         why="3 nodes with 8 processes each are 24 processes.",
         hint="Every process counts, on all nodes.",
         traps={3: "3 is the number of nodes.", 8: "8 is the number of processes of one node."},
+        placeholder="12",
     ),
     "04/where-is-13": Question(
         answer=(1, 5),
@@ -25,6 +30,7 @@ QUESTIONS: dict[str, Question] = {
             (2, 5): "Nodes are counted from 0 too.",
             (1, 13): "A local rank starts again at 0 on every node; this machine has no GPU 13.",
         },
+        placeholder="(0, 0)",
     ),
     "04/backend": Question(
         answer={
@@ -34,11 +40,13 @@ QUESTIONS: dict[str, Question] = {
         },
         why="NCCL for tensors on GPUs with a GPU for each rank, gloo for the rest.",
         hint="NCCL moves only tensors on GPUs, and wants a GPU for each rank.",
+        choices=("nccl", "gloo", "mpi"),
     ),
     "04/evens-and-odds": Question(
         answer=lambda size: {rank: float(sum(r + 1 for r in range(rank % 2, size, 2))) for rank in range(size)},
         why="each rank gets the sum over its own group only.",
         hint="Rank r brings r + 1, and only ranks of the same group are added up: the even ones, or the odd ones.",
+        placeholder="0",
     ),
     "04/neighbours": Question(
         answer=lambda size: {r: sum(m for m in (r // 2 * 2, r // 2 * 2 + 1) if m < size) for r in range(size)},

@@ -5,14 +5,14 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons.questions.answers_file import answers_file
 from ddp_notebook.lessons.questions.catalogue import QUESTIONS
-from ddp_notebook.lessons.questions.judging import judge
+from ddp_notebook.lessons.questions.judging import is_missing, judge
 
 Judge = Callable[[Any], "tuple[bool, str] | bool | str"]
 
@@ -46,7 +46,7 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
         question: One of: the name of a question; a function of the answer; the right answer itself (numbers, an array,
             or a mapping from rank to these). A function returns `(is_right, reason)` or `is_right`, or raises
             AssertionError with the reason.
-        answer: Answer of the reader.
+        answer: Answer of the reader. The answer to an exercise is kept for `lessons.progress`.
 
     Raises:
         UsageError: There is no question of this name.
@@ -58,7 +58,7 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
     if answer is None or answer is Ellipsis:
         return Verdict(False, "put your answer in place of the dots")
     if isinstance(question, str) and question in QUESTIONS:
-        question = partial(judge, QUESTIONS[question])
+        return _judged(question, answer)
     elif isinstance(question, str) and not isinstance(answer, str):
         raise UsageError(f"unknown question {question!r}; the questions are {', '.join(sorted(QUESTIONS))}")
     if not callable(question):
@@ -74,6 +74,16 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
     if isinstance(said, str):
         return Verdict(False, said)
     return Verdict(True if said is None else bool(said), "")
+
+
+def _judged(name: str, answer: Any) -> Verdict:
+    """Judge the answer to a question of a lesson. Keep it if the question is an exercise: those that `lessons.ask` asks
+    keep guesses only."""
+    question = QUESTIONS[name]
+    is_right, reason = judge(question, answer)
+    if not question.is_asked and not is_missing(answer):
+        answers_file().add(name, question.in_words(answer), (is_right, reason))
+    return Verdict(is_right, reason)
 
 
 def _compare(right: Any, answer: Any) -> Verdict:

@@ -1,0 +1,129 @@
+"""Tables of the kept answers: `lessons.progress` for a reader, `lessons.collect` for a class, and `lessons.forget`."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons.questions.answers_file import Answered, answers_file, read
+from ddp_notebook.lessons.questions.catalogue import QUESTIONS
+
+_STATUS = ("first try", "later", "shown", "open")
+_HEADS = ("right at first try", "right later", "shown", "open")
+_MOST_LISTED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersTable:
+    """Table of numbers of questions. The notebook displays it as HTML.
+
+    Args:
+        heads: Titles of the columns.
+        rows: Cells of each row.
+        notes: Lines below the table.
+    """
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str | int, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        texts = [self.heads, *(tuple(map(str, row)) for row in self.rows)]
+        widths = [max(len(row[column]) for row in texts) for column in range(len(self.heads))]
+        lines = []
+        for row in texts:
+            numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+            lines.append("  ".join([row[0].ljust(widths[0]), *numbers]))
+        return "\n".join([*lines, *self.notes])
+
+    def _repr_html_(self) -> str:
+        heads = "".join(f"<th>{html.escape(head)}</th>" for head in self.heads)
+        rows = "".join(f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in self.rows)
+        notes = "".join(f"<div>{html.escape(note)}</div>" for note in self.notes)
+        return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{notes}"
+
+
+def progress() -> AnswersTable:
+    """Return how many questions of each lesson you have answered: right at first try, right later, shown, open.
+
+    Example:
+        >>> lessons.progress()
+        lesson  right at first try  right later  shown  open
+        04                       3            1      0     2
+        ...
+    """
+    answers = answers_file().read()
+    counts = {lesson: _count(names, answers) for lesson, names in _lessons().items()}
+    total = tuple(sum(column) for column in zip(*counts.values(), strict=True))
+    rows = [(lesson, *count) for lesson, count in counts.items()]
+    return AnswersTable(("lesson", *_HEADS), (*rows, ("all", *total)))
+
+
+def collect(files: str | Iterable[str | Path] = "*.json") -> AnswersTable:
+    """Return the progress of a class, one row for each file of answers, and the questions that most have got wrong.
+
+    Args:
+        files: Pattern of file names, such as "class/*.json", or paths.
+
+    Raises:
+        UsageError: No file matches, or a file has no answers.
+    """
+    paths = sorted(glob(files)) if isinstance(files, str) else [str(path) for path in files]
+    if not paths:
+        raise UsageError(f"no file matches {files!r}; collect the files my_answers.json in one folder, one name each")
+    of_all = {path: read(Path(path)) for path in paths}
+    rows = [(Path(path).stem, *_count(QUESTIONS, answers)) for path, answers in of_all.items()]
+    return AnswersTable(("file", *_HEADS), tuple(rows), tuple(_most_wrong(list(of_all.values()))))
+
+
+def forget(lesson: str | None = None) -> None:
+    """Delete kept answers, so that results are hidden again.
+
+    Args:
+        lesson: Number of a lesson, such as "05", or name of a question; None for all.
+
+    Raises:
+        UsageError: There is no such lesson or question.
+    """
+    names = [name for name in QUESTIONS if lesson is None or name == lesson or name.split("/")[0] == lesson]
+    if not names:
+        raise UsageError(f"lesson must be one of {', '.join(_lessons())} or the name of a question, got {lesson!r}")
+    file = answers_file()
+    kept = file.read()
+    gone = {name for name in kept if lesson is None or name in names}
+    file.forget(gone)
+    print(f"{len(gone)} answer{'s' * (len(gone) != 1)} deleted.")
+
+
+def _lessons() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in QUESTIONS:
+        found.setdefault(name.split("/")[0], []).append(name)
+    return found
+
+
+def _count(names: Iterable[str], answers: Mapping[str, Answered]) -> tuple[int, ...]:
+    status = Counter(answers.get(name, Answered()).status for name in names)
+    return tuple(status[one] for one in _STATUS)
+
+
+def _most_wrong(answers: Sequence[Mapping[str, Answered]]) -> list[str]:
+    """Return a line for each question with wrong first guesses: how many, and the most frequent one."""
+    firsts: dict[str, list[tuple[bool, str]]] = {}
+    for one in answers:
+        for name, answered in one.items():
+            if answered.guesses:
+                firsts.setdefault(name, []).append((answered.guesses[0].is_right, answered.guesses[0].answer))
+    wrong = {name: [answer for is_right, answer in given if not is_right] for name, given in firsts.items()}
+    order = sorted((name for name in wrong if wrong[name]), key=lambda name: (-len(wrong[name]), name))
+    lines = []
+    for name in order[:_MOST_LISTED]:
+        [(answer, times)] = Counter(wrong[name]).most_common(1)
+        often = f"{times} x {answer}"
+        lines.append(f"{name}: {len(wrong[name])} of {len(firsts[name])} wrong at first try; most often {often}")
+    return ["Most often wrong:", *(f"  {line}" for line in lines)] if lines else []
