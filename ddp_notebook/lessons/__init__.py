@@ -35,6 +35,7 @@ Every number comes from tensors on the ranks. Without a front end, lessons work 
     lesson_widget   the widget of a lesson, and requests of the browser
     lesson_display  displays a lesson: a widget while ranks run, a picture and a text afterwards
     rank_columns    parts of pictures: a column for each rank, cells with values
+    language        sentences in the language of a translated notebook
     nodes           the picture of nodes, processes and their numbers
     js/             the lessons in the browser
 """

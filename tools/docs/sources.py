@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Collection
 from pathlib import Path
 
+from tools.course import declaration
 from tools.docs import fresh, replays
 from tools.docs.notebooks import NOTEBOOKS
 
@@ -23,6 +24,7 @@ TEXTS = (
     "CONTRIBUTING.md",
     "notebooks/README.md",
     "notebooks/glossary.md",
+    "notebooks/map.svg",
     "tests/benchmarks/RESULTS.md",
 )
 _DOCS = fresh.ROOT / "docs"
@@ -115,8 +117,9 @@ def _repository() -> str:
 
 
 def _toctree() -> str:
-    """Return the sidebar entries below the notebooks' table of contents."""
-    return "\n".join(["", "```{toctree}", ":hidden:", "", *(path.stem for path in NOTEBOOKS), "glossary", "```", ""])
+    """Return the sidebar entries below the notebooks' table of contents, in the order of reading."""
+    lessons = [f"{one.number} {one.title} <{one.file.stem}>" for one in declaration.read().lessons.values()]
+    return "\n".join(["", "```{toctree}", ":hidden:", "", *lessons, "glossary", "```", ""])
 
 
 def _with_facts(page: Path, facts: Path) -> str:

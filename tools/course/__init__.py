@@ -1,0 +1,7 @@
+"""The course as a whole: its map, its tables, slides, the teacher's guide and the translations.
+
+declaration   reads notebooks/course.toml: the lessons, what each needs, and the paths
+map_picture   draws the map
+contents      writes the parts of notebooks/README.md that follow from the declaration
+__main__      the command
+"""
