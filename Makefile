@@ -47,7 +47,7 @@ NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/librarie
     tests/recording/test_scripts.py tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
 .PHONY: help demo lab test test-fast test-unit checks tests-compiled tests-in-workers tests-of-hosts tests-of-times units-beside lint lint-js types \
-    test-js test-long test-matrix tests-without-ranks tests-of-ranks tests-of-recording tests-of-private-interfaces tests-of-torch-errors cluster-tools bench dist docs wheelhouse clean
+    test-js test-long test-matrix tests-without-ranks tests-of-ranks tests-of-recording tests-of-private-interfaces tests-of-torch-errors cluster-tools bench dist docs slides languages wheelhouse clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal, and write a page with its monitor"
@@ -63,6 +63,8 @@ help:
 	@echo "make wheelhouse DIR=wheels PYTHON_VERSION=3.12"
 	@echo "                gather every wheel but torch, for a machine without a network"
 	@echo "make docs       the documentation site, into site/ (DOCS_OPTIONS=--keep-old executes no notebook twice)"
+	@echo "make slides LESSONS=\"04 06\"  lessons as slides, into build/slides/"
+	@echo "make languages  the Korean and Traditional Chinese notebooks, into notebooks/ko and notebooks/zh-TW"
 	@echo "make clean      remove the environment and all caches"
 
 demo: $(INSTALLED) $(MONITOR)
@@ -165,6 +167,13 @@ wheelhouse: $(INSTALLED) $(MONITOR)
 # Four minutes the first time: the notebooks are executed, and executed again when they or the code have changed.
 docs: $(DOCS) $(MONITOR)
 	$(BIN)/python -m tools.docs $(DOCS_OPTIONS)
+
+# SLIDES_OPTIONS=--execute runs the lessons before, for all their outputs.
+slides: $(INSTALLED)
+	$(BIN)/python -m tools.course.slides $(LESSONS) $(SLIDES_OPTIONS)
+
+languages: $(INSTALLED)
+	$(BIN)/python -m tools.course.languages
 
 # torch comes first and by its exact version: a range would take whatever build is the newest.
 # hatchling, and Node where the machine has none, are in the environment so that building the package, which bundles the
