@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def translated(text: str) -> str:
-    """Return a sentence in the language of the notebook, or the sentence itself if there is no translation.
+    """Return a sentence in the language of the notebook, or the English sentence if it has no translation.
 
     Args:
         text: An English sentence. Its numbers may differ from those in the file: a key and its translation have `{0}`,

@@ -1,4 +1,4 @@
-"""The lessons, what each needs, and the paths: reads notebooks/course.toml."""
+"""Reads the lessons, their prerequisites and the paths from notebooks/course.toml."""
 
 from __future__ import annotations
 

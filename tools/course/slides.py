@@ -34,7 +34,7 @@ _LEFT_OUT = {"badges", "install"}
 _STOP = ("%ddp_stop", "%load_ext")
 _SHOWN = re.compile(r"^(#|\||[-*] |\d+\. |```|>|    |!\[)")
 _QUESTION = re.compile(r"\*\*[^*]+\?\*\*", re.DOTALL)
-_LONG = 12  # lines of code that get a slide of their own
+_LONG = 12  # code with more lines gets its own slide
 
 
 def as_slides(notebook: NotebookNode) -> NotebookNode:
