@@ -24,7 +24,7 @@ COUNT = re.compile(
 )
 
 
-def test_every_notebook_is_declared_after_the_lessons_that_it_needs():
+def test_each_notebook_is_declared_after_those_it_needs():
     numbers = list(COURSE.lessons)
     assert sorted(numbers) == [path.name[:2] for path in notebooks()]
     for number, lesson in COURSE.lessons.items():

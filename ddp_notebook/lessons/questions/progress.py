@@ -60,7 +60,7 @@ def progress() -> AnswersTable:
     answers = answers_file().read()
     counts = {lesson: _count(names, answers) for lesson, names in _lessons().items()}
     total = tuple(sum(column) for column in zip(*counts.values(), strict=True))
-    rows = [(lesson, *count) for lesson, count in counts.items()]
+    rows: list[tuple[str | int, ...]] = [(lesson, *count) for lesson, count in counts.items()]
     return AnswersTable(("lesson", *_HEADS), (*rows, ("all", *total)))
 
 
@@ -77,7 +77,9 @@ def collect(files: str | Iterable[str | Path] = "*.json") -> AnswersTable:
     if not paths:
         raise UsageError(f"no file matches {files!r}; collect the files my_answers.json in one folder, one name each")
     of_all = {path: read(Path(path)) for path in paths}
-    rows = [(Path(path).stem, *_count(QUESTIONS, answers)) for path, answers in of_all.items()]
+    rows: list[tuple[str | int, ...]] = [
+        (Path(path).stem, *_count(QUESTIONS, answers)) for path, answers in of_all.items()
+    ]
     return AnswersTable(("file", *_HEADS), tuple(rows), tuple(_most_wrong(list(of_all.values()))))
 
 
