@@ -165,6 +165,13 @@ class _Codec:
         return codec
 
 
+def prepare() -> None:
+    """Make the converters of all known messages. Later a cell may have replaced the modules that this needs."""
+    for kind in list(_KINDS.values()):
+        if kind not in _CODECS:
+            _Codec.of(kind)
+
+
 def _types(kind: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {name: hints[name] for name in kind.__dataclass_fields__}

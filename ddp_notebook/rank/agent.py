@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import torch
 
+from ddp_notebook.messages import encoding
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.processes import Address
 from ddp_notebook.messages.ranks import ClockProbe, ClockReply, Hello, Probe, Vitals
@@ -47,6 +48,7 @@ class RankAgent:
         self._of_rank = vitals
         self._on_asked = on_asked
         self._boot = boot_id()
+        encoding.prepare()
         self.endpoint = Endpoint.connect(address, self._receive)
         self.endpoint.use = reserve.use
         self.bulk = BulkServer(self.endpoint.context, address)

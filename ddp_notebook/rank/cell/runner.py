@@ -34,7 +34,7 @@ from ddp_notebook.rank.variables.copying import CellText
 from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.records.words import IPYTHON_NAMES
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import asyncio, gc, os, threading, time, traceback
+from ddp_notebook.stdlib import asyncio, contextlib, gc, os, threading, time, traceback
 
 _PARENT = "ddp-cell-"
 _ASKED_BY = "ddp_asked_by"  # key in a parent header: browser message that a widget message answers
@@ -273,7 +273,8 @@ class Runner:
         self.running = None  # before the notebook receives the end, because it may then request the state
         internal_phases.send_output(lambda: self._send_end(cell.cell, done))
         if self._collects:
-            asyncio.get_running_loop().call_later(_COLLECT_AFTER_S, self._collect)
+            with contextlib.suppress(Exception):  # a function of the event loop is replaced; the next cell collects
+                asyncio.get_running_loop().call_later(_COLLECT_AFTER_S, self._collect)
 
     def _send_end(self, cell: int, done: CellDone | float) -> None:
         """Send the end of a cell: its result, or its duration if it succeeded."""
