@@ -651,6 +651,7 @@ OPEN_TO_LESSONS = {
     "ddp_notebook.display",
     "ddp_notebook.errors",
     "ddp_notebook.observe.remote",
+    "ddp_notebook.observe.report.bandwidth",
     "ddp_notebook.observe.views",
     "ddp_notebook.records.schema",
     "ddp_notebook.records.units",

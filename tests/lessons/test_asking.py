@@ -10,7 +10,7 @@ from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.questions import answers_file, guesses
 from ddp_notebook.lessons.questions.ask_box import AskBox
-from ddp_notebook.lessons.questions.catalogue import QUESTIONS
+from ddp_notebook.lessons.questions.catalogue import QUESTIONS, names
 from ddp_notebook.lessons.questions.judging import Question
 from tests.kernels import NotebookKernel
 
@@ -107,7 +107,7 @@ def test_answers_that_are_no_answers_are_not_kept(kept):
         ("99/kinds", "yes", "give an answer for each of a, b; missing: a"),
         ("99/sizes", [..., 14], "put your answer in place of the dots"),
         ("99/exercise", 3, r"'99/exercise' is an exercise: check your result with lessons.check\('99/exercise', ...\)"),
-        ("99/other", 3, "unknown question '99/other'; the questions are 99/exercise, 99/first, 99/kinds, 99/sizes"),
+        ("99/other", 3, "unknown question '99/other'; there are 99/exercise, 99/first, 99/kinds, 99/sizes"),
     ):
         with pytest.raises(UsageError, match=f"^{message}$"):
             lessons.ask(name, answer)
@@ -152,7 +152,7 @@ def test_progress_counts_and_forget_deletes(kept, capsys):
     table = lessons.progress()
     heads, *_, of_99, total = repr(table).splitlines()
     assert heads.split("  ")[0] == "lesson" and of_99.split() == ["99", "1", "0", "1", "2"]
-    assert total.split() == ["all", "1", "0", "1", str(len(QUESTIONS) - 2)]
+    assert total.split() == ["all", "1", "0", "1", str(len(names()) - 2)]
     assert "<td>99</td><td>1</td><td>0</td><td>1</td><td>2</td>" in table._repr_html_()
 
     lessons.forget("99/first")

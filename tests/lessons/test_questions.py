@@ -48,7 +48,9 @@ def test_questions_have_names(monkeypatch):
     monkeypatch.setitem(QUESTIONS, "test_sum", Question(answer=3, why="1 + 2", hint="add them up"))
     assert repr(lessons.check("test_sum", 3)) == "right: 1 + 2"
     assert repr(lessons.check("test_sum", 4)) == "not yet: add them up"
-    with pytest.raises(
-        UsageError, match=r"^unknown question 'test_product'; the questions are 04/backend, .*, test_sum$"
-    ):
+    with pytest.raises(UsageError, match=r"^unknown question 'test_product'; there are test_sum$"):
         lessons.check("test_product", 3)
+    with pytest.raises(
+        UsageError, match=r"^unknown question '04/box'; there are 04/backend, .*, 04/world-size$"
+    ):
+        lessons.check("04/box", 3)

@@ -9,4 +9,7 @@ ask_box       the widget of a question
 results       displays a result after the guess
 answers_file  the reader's answers on disk
 progress      tables of the kept answers
+puzzles       runs a solution on the ranks, and judges it by targets
+measures      what a target limits: bytes, calls, memory, exposed communication
+puzzle_ranks  the code of puzzles on the ranks
 """

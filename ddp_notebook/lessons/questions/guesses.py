@@ -9,7 +9,7 @@ from typing import Any
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.questions import results
 from ddp_notebook.lessons.questions.answers_file import answers_file
-from ddp_notebook.lessons.questions.catalogue import QUESTIONS
+from ddp_notebook.lessons.questions.catalogue import QUESTIONS, unknown
 from ddp_notebook.lessons.questions.judging import Question, is_missing, judge
 
 SHOW_ME = "show me"
@@ -27,8 +27,7 @@ def find(name: str) -> Question:
     """
     question = QUESTIONS.get(name)
     if question is None:
-        of_lesson = [one for one in QUESTIONS if one[:3] == str(name)[:3]] or QUESTIONS
-        raise UsageError(f"unknown question {name!r}; the questions are {', '.join(sorted(of_lesson))}")
+        raise UsageError(unknown(name))
     if not question.is_asked:
         raise UsageError(f"{name!r} is an exercise: check your result with lessons.check({name!r}, ...)")
     return question

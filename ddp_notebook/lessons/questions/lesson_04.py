@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.measures import COLLECTIVES, SENT
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 QUESTIONS: dict[str, Question] = {
     "04/boxes": Question(
@@ -52,5 +54,19 @@ QUESTIONS: dict[str, Question] = {
         answer=lambda size: {r: sum(m for m in (r // 2 * 2, r // 2 * 2 + 1) if m < size) for r in range(size)},
         why="0 and 1 make a group, 2 and 3 the next one, and each adds up its own ranks.",
         hint="Rank r belongs to the group that begins at r // 2 * 2. Every rank has to call new_group for every group.",
+    ),
+}
+
+PUZZLES: dict[str, Puzzle] = {
+    "04/pids": Puzzle(
+        setup="import os\nwanted = [None] * world_size\ndist.all_gather_object(wanted, os.getpid())",
+        call="solution()",
+        got="[int(one) for one in result]",
+        wanted="wanted",
+        targets=(Target(measure=COLLECTIVES, most=1), Target(measure=SENT, most=lambda size: 8 * (size - 1))),
+        why="the ranks know the size of a tensor, so one call is enough. An object has to be pickled, and its size is "
+        "sent first.",
+        hint="A process id fits into a tensor of one int64, so all_gather can send it.",
+        wrong_hint="Return the process ids of all ranks as a list, in the order of the ranks.",
     ),
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.questions.answers_file import Answered, answers_file, read
-from ddp_notebook.lessons.questions.catalogue import QUESTIONS
+from ddp_notebook.lessons.questions.catalogue import names
 
 _STATUS = ("first try", "later", "shown", "open")
 _HEADS = ("right at first try", "right later", "shown", "open")
@@ -78,7 +78,7 @@ def collect(files: str | Iterable[str | Path] = "*.json") -> AnswersTable:
         raise UsageError(f"no file matches {files!r}; collect the files my_answers.json in one folder, one name each")
     of_all = {path: read(Path(path)) for path in paths}
     rows: list[tuple[str | int, ...]] = [
-        (Path(path).stem, *_count(QUESTIONS, answers)) for path, answers in of_all.items()
+        (Path(path).stem, *_count(names(), answers)) for path, answers in of_all.items()
     ]
     return AnswersTable(("file", *_HEADS), tuple(rows), tuple(_most_wrong(list(of_all.values()))))
 
@@ -92,19 +92,19 @@ def forget(lesson: str | None = None) -> None:
     Raises:
         UsageError: There is no such lesson or question.
     """
-    names = [name for name in QUESTIONS if lesson is None or name == lesson or name.split("/")[0] == lesson]
-    if not names:
+    chosen = [name for name in names() if lesson is None or name == lesson or name.split("/")[0] == lesson]
+    if not chosen:
         raise UsageError(f"lesson must be one of {', '.join(_lessons())} or the name of a question, got {lesson!r}")
     file = answers_file()
     kept = file.read()
-    gone = {name for name in kept if lesson is None or name in names}
+    gone = {name for name in kept if lesson is None or name in chosen}
     file.forget(gone)
     print(f"{len(gone)} answer{'s' * (len(gone) != 1)} deleted.")
 
 
 def _lessons() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for name in QUESTIONS:
+    for name in names():
         found.setdefault(name.split("/")[0], []).append(name)
     return found
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.questions.answers_file import answers_file
-from ddp_notebook.lessons.questions.catalogue import QUESTIONS
+from ddp_notebook.lessons.questions.catalogue import PUZZLES, QUESTIONS, unknown
 from ddp_notebook.lessons.questions.judging import is_missing, judge
+from ddp_notebook.lessons.questions.puzzles import solve
 
 Judge = Callable[[Any], "tuple[bool, str] | bool | str"]
 
@@ -43,10 +44,12 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
     """Check an answer. A wrong answer raises no error.
 
     Args:
-        question: One of: the name of a question; a function of the answer; the right answer itself (numbers, an array,
-            or a mapping from rank to these). A function returns `(is_right, reason)` or `is_right`, or raises
-            AssertionError with the reason.
-        answer: Answer of the reader. The answer to an exercise is kept for `lessons.progress`.
+        question: One of: the name of a question or a puzzle; a function of the answer; the right answer itself
+            (numbers, an array, or a mapping from rank to these). A function returns `(is_right, reason)` or
+            `is_right`, or raises AssertionError with the reason.
+        answer: Answer of the reader. For a puzzle it is a function of the notebook, or the name of one on the ranks:
+            it runs on the ranks, and the recording decides whether it has reached the target. Verdicts on exercises
+            and puzzles are kept for `lessons.progress`.
 
     Raises:
         UsageError: There is no question of this name.
@@ -57,10 +60,12 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
     """
     if answer is None or answer is Ellipsis:
         return Verdict(False, "put your answer in place of the dots")
+    if isinstance(question, str) and question in PUZZLES:
+        return _solved(question, answer)
     if isinstance(question, str) and question in QUESTIONS:
         return _judged(question, answer)
     elif isinstance(question, str) and not isinstance(answer, str):
-        raise UsageError(f"unknown question {question!r}; the questions are {', '.join(sorted(QUESTIONS))}")
+        raise UsageError(unknown(question))
     if not callable(question):
         return _compare(question, answer)
     try:
@@ -83,6 +88,13 @@ def _judged(name: str, answer: Any) -> Verdict:
     is_right, reason = judge(question, answer)
     if not question.is_asked and not is_missing(answer):
         answers_file().add(name, question.in_words(answer), (is_right, reason))
+    return Verdict(is_right, reason)
+
+
+def _solved(name: str, solution: object) -> Verdict:
+    """Run and judge the solution of a puzzle, and keep the verdict."""
+    is_right, reason = solve(PUZZLES[name], solution)
+    answers_file().add(name, getattr(solution, "__name__", str(solution)), (is_right, reason))
     return Verdict(is_right, reason)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ddp_notebook.display import has_front_end
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.questions.answers_file import Answered, answers_file, shows_all
-from ddp_notebook.lessons.questions.catalogue import QUESTIONS
+from ddp_notebook.lessons.questions.catalogue import QUESTIONS, unknown
 from ddp_notebook.lessons.questions.judging import Question
 
 GUESS_FIRST = "Guess first, in the cell above, or press 'Show me' there."
@@ -35,7 +35,7 @@ def result(name: str, *shown: object) -> None:
         Guess first, in the cell above, or press 'Show me' there.
     """
     if name not in QUESTIONS:
-        raise UsageError(f"unknown question {name!r}")
+        raise UsageError(unknown(name))
     for one in shown:
         _close(one)
     shows = _Result(name, shown)

@@ -1,0 +1,94 @@
+"""Code of puzzles on each rank: runs a solution, compares its result, and measures the memory of its tensors.
+
+Only ranks import this module, so it may import torch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_MOST_TEXT = 200
+
+
+class PuzzleRun:
+    """One run of a solution, in a copy of the names of the rank's cells.
+
+    Args:
+        names: Variables of the cells.
+        source: Definition of the solution; "" if the cells have defined it.
+        solution: Name of the solution.
+        setup: Code that creates the arguments.
+    """
+
+    def __init__(self, names: Mapping[str, Any], source: str, solution: str, setup: str) -> None:
+        self.names = dict(names)
+        exec(compile(source, "<solution>", "exec"), self.names)
+        if solution not in self.names:
+            raise NameError(f"name {solution!r} is not defined")
+        self.names["solution"] = self.names[solution]
+        exec(compile(setup, "<puzzle>", "exec"), self.names)
+        self.peak_bytes = 0
+
+    def run(self, call: str, *, with_memory: bool = False) -> None:
+        """Evaluate the expression with the call, and keep its result."""
+        memory = TensorMemory()
+        with memory if with_memory else nullcontext():
+            self.names["result"] = eval(compile(call, "<puzzle>", "eval"), self.names)
+        self.peak_bytes = memory.peak_bytes
+
+    def difference(self, got: str, wanted: str, tolerance: float) -> str:
+        """Return how the result differs from the right one; "" if they are equal.
+
+        Args:
+            got, wanted: Expressions.
+            tolerance: Largest relative and absolute difference of numbers.
+        """
+        has, right = eval(got, self.names), eval(wanted, self.names)
+        try:
+            torch.testing.assert_close(has, right, rtol=tolerance, atol=tolerance, check_device=False)
+        except AssertionError as error:
+            if _is_short(has) and _is_short(right):
+                return f"{_text(has)} instead of {_text(right)}"
+            return str(error).strip().splitlines()[0][:_MOST_TEXT]
+        return ""
+
+
+class TensorMemory(TorchDispatchMode):
+    """The largest number of bytes of tensors that were created in this context and alive at the same time.
+
+    Counts the storages of the results of all operations, on any device. Tensors from before do not count.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak_bytes = 0
+        self._alive: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {one.untyped_storage()._cdata for one in _tensors((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for one in _tensors(result):
+            storage = one.untyped_storage()
+            if storage._cdata not in given:  # not a view, and not an operation in place
+                self._alive.add(storage)
+        self.peak_bytes = max(self.peak_bytes, sum(storage.nbytes() for storage in self._alive))
+        return result
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+
+
+def _is_short(value: Any) -> bool:
+    return sum(one.numel() for one in _tensors(value)) <= 8
+
+
+def _text(value: Any) -> str:
+    return str(value.tolist() if isinstance(value, torch.Tensor) else value)[:_MOST_TEXT]

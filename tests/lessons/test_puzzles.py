@@ -1,0 +1,101 @@
+"""Puzzles with a target: naive solutions miss it, good ones reach it, and wrong results are reported first."""
+
+from __future__ import annotations
+
+import linecache
+
+import pytest
+
+from ddp_notebook import api, lessons
+from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons.questions import puzzle_ranks, puzzles
+from ddp_notebook.lessons.questions.catalogue import PUZZLES
+from tests.lessons import solutions
+
+pytestmark = pytest.mark.processes
+
+
+def test_every_puzzle_has_two_solutions():
+    assert sorted([*solutions.PAIRS, *solutions.LONG_PAIRS]) == sorted(PUZZLES)
+
+
+@pytest.mark.parametrize("name", solutions.PAIRS)
+def test_a_naive_solution_misses_the_target(session, name):
+    compare(name, *solutions.PAIRS[name])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", solutions.LONG_PAIRS)
+def test_a_naive_solution_of_a_long_puzzle_misses_the_target(waiting_host_server, name):
+    naive, good, world_size = solutions.LONG_PAIRS[name]
+    waiting_host_server()
+    with api.start(world_size):
+        compare(name, naive, good)
+
+
+def compare(name, naive, good):
+    missed, reached = lessons.check(name, naive), lessons.check(name, good)
+    assert not missed and missed.reason.startswith("the result is right. "), missed
+    assert reached and PUZZLES[name].why in reached.reason, reached
+    assert ", target at " in missed.reason and ", target at " in reached.reason
+
+
+def test_a_wrong_result_is_reported_first(session):
+    def no_sum(right, seen, loss):
+        return right, seen, loss
+
+    verdict = lessons.check("01/one-call", no_sum)
+    assert verdict.reason.startswith(
+        "the result is wrong: rank 0 has [90.0, 100.0, 12.5] instead of [181.0, 200.0, 37.5], rank 1 has "
+    )
+    assert verdict.reason.endswith(
+        "in the same order. (collective calls: 0, target at most 1; bytes sent: 0 B, target at most 12 B)"
+    )
+    assert not verdict
+
+
+def test_failures_are_reported(session):
+    def fails(right, seen, loss):
+        return right / (rank - rank)  # noqa: F821 - a variable of the ranks
+
+    verdict = lessons.check("01/one-call", fails)
+    assert not verdict and "it failed: ZeroDivisionError: float division by zero" in verdict.reason
+    assert "it failed: NameError: name 'my_sums' is not defined" in lessons.check("01/one-call", "my_sums").reason
+    assert lessons.check("01/one-call", ...).reason == "put your answer in place of the dots"
+    with pytest.raises(UsageError, match="give a function"):
+        lessons.check("01/one-call", 3)
+    with pytest.raises(UsageError, match="give a function"):
+        lessons.check("01/one-call", lambda right, seen, loss: 0)
+
+
+def test_a_solution_may_be_on_the_ranks(session):
+    session.run(
+        "def on_ranks(x):\n    both = torch.tensor([x, -x])\n    dist.all_reduce(both, dist.ReduceOp.MAX)\n"
+        "    return (both[0] + both[1]).item()",
+        quiet=True,
+    )
+    assert lessons.check("02/spread", "on_ranks")
+
+
+def test_the_source_of_a_class_of_a_cell_is_found():
+    """`inspect.getsource` finds no class of a notebook cell."""
+    source = "a = 1\n\nclass Mine:\n    def run(self):\n        return 7\n\nb = 2\n"
+    linecache.cache["<cell>"] = len(source), None, source.splitlines(keepends=True), "<cell>"
+    names = {"__name__": "__main__"}
+    exec(compile(source, "<cell>", "exec"), names)
+    assert puzzles._solution(names["Mine"]).source == "class Mine:\n    def run(self):\n        return 7"
+
+
+def test_memory_counts_tensors_that_live_together():
+    import torch
+
+    with puzzle_ranks.TensorMemory() as memory:
+        first = torch.zeros(1000)  # 4 kB
+        first.add_(1)
+        first[:10].mul_(2)
+        for _ in range(3):
+            torch.zeros(1000)
+    assert memory.peak_bytes == 8000
+    with puzzle_ranks.TensorMemory() as memory:
+        first.add_(1)
+    assert memory.peak_bytes == 0, "tensors from before do not count"
