@@ -50,7 +50,5 @@ def test_questions_have_names(monkeypatch):
     assert repr(lessons.check("test_sum", 4)) == "not yet: add them up"
     with pytest.raises(UsageError, match=r"^unknown question 'test_product'; there are test_sum$"):
         lessons.check("test_product", 3)
-    with pytest.raises(
-        UsageError, match=r"^unknown question '04/box'; there are 04/backend, .*, 04/world-size$"
-    ):
+    with pytest.raises(UsageError, match=r"^unknown question '04/box'; there are 04/backend, .*, 04/world-size$"):
         lessons.check("04/box", 3)

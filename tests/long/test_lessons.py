@@ -11,5 +11,5 @@ pytestmark = pytest.mark.long
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-def test_a_lesson_runs_on_other_numbers_of_ranks(path, world_size, tmp_path):
-    check_shown(execute(path, tmp_path / "executed.ipynb", world_size))
+def test_a_lesson_runs_on_other_numbers_of_ranks(path, world_size):
+    check_shown(execute(path, world_size))
