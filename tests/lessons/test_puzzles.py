@@ -62,6 +62,16 @@ def test_failures_are_reported(session):
     assert not verdict and "it failed: ZeroDivisionError: float division by zero" in verdict.reason
     assert "it failed: NameError: name 'my_sums' is not defined" in lessons.check("01/one-call", "my_sums").reason
     assert lessons.check("01/one-call", ...).reason == "put your answer in place of the dots"
+
+    def unchanged(right, seen, loss):
+        """Return the sums."""
+        ...
+
+    def too_short(right, seen, loss):
+        return right
+
+    assert lessons.check("01/one-call", unchanged).reason == "put your code in place of the dots"
+    assert "it failed: TypeError" in lessons.check("01/one-call", too_short).reason
     with pytest.raises(UsageError, match="give a function"):
         lessons.check("01/one-call", 3)
     with pytest.raises(UsageError, match="give a function"):

@@ -50,6 +50,11 @@ QUESTIONS: dict[str, Question] = {
         hint="Rank r brings r + 1, and only ranks of the same group are added up: the even ones, or the odd ones.",
         placeholder="0",
     ),
+    "04/places": Question(
+        answer=[(rank // 8, rank % 8) for rank in range(24)],
+        why="the node is the quotient, and the local rank is the remainder.",
+        hint="Divide the rank by 8. `//` returns the quotient and `%` the remainder.",
+    ),
     "04/neighbours": Question(
         answer=lambda size: {r: sum(m for m in (r // 2 * 2, r // 2 * 2 + 1) if m < size) for r in range(size)},
         why="0 and 1 make a group, 2 and 3 the next one, and each adds up its own ranks.",

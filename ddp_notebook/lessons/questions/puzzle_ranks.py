@@ -5,6 +5,7 @@ Only ranks import this module, so it may import torch.
 
 from __future__ import annotations
 
+import dis
 import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _MOST_TEXT = 200
+_OF_DOTS = ("RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE", "POP_TOP")  # bytecode of `...`
 
 
 class PuzzleRun:
@@ -32,6 +34,7 @@ class PuzzleRun:
         exec(compile(source, "<solution>", "exec"), self.names)
         if solution not in self.names:
             raise NameError(f"name {solution!r} is not defined")
+        self.is_empty = _is_empty(self.names[solution])
         self.names["solution"] = self.names[solution]
         exec(compile(setup, "<puzzle>", "exec"), self.names)
         self.peak_bytes = 0
@@ -80,6 +83,14 @@ class TensorMemory(TorchDispatchMode):
                 self._alive.add(storage)
         self.peak_bytes = max(self.peak_bytes, sum(storage.nbytes() for storage in self._alive))
         return result
+
+
+def _is_empty(function: Any) -> bool:
+    """Return whether a function has only the dots of the notebook."""
+    code = getattr(function, "__code__", None)
+    if code is None or any(one.opname not in _OF_DOTS for one in dis.get_instructions(code)):
+        return False
+    return set(code.co_consts) <= {None, ..., function.__doc__}
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

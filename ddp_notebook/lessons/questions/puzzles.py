@@ -15,6 +15,7 @@ from ddp_notebook.lessons.lesson_cells import LessonRunner, running
 from ddp_notebook.lessons.questions.measures import Attempt, Measure
 from ddp_notebook.records.words import name_ranks
 
+DOTS = "put your code in place of the dots"
 _ON_RANKS = "from ddp_notebook.lessons.questions.puzzle_ranks import PuzzleRun as _PuzzleRun\n"
 
 
@@ -103,7 +104,9 @@ def solve(puzzle: Puzzle, given: object) -> tuple[bool, str]:
     solution = _solution(given)
     runner = LessonRunner(running())
     try:
-        wrong, attempt = _run(runner, puzzle, solution)
+        if (found := _run(runner, puzzle, solution)) is None:
+            return False, DOTS
+        wrong, attempt = found
     except RankError as error:
         return False, f"it failed: {str(error).splitlines()[0]}"
     except DDPNotebookError as error:
@@ -118,11 +121,13 @@ def solve(puzzle: Puzzle, given: object) -> tuple[bool, str]:
     return True, f"{measured}. {puzzle.why}"
 
 
-def _run(runner: LessonRunner, puzzle: Puzzle, solution: Solution) -> tuple[Mapping[int, str], Attempt]:
-    """Return how the results of ranks differ from the right ones, and the recorded run."""
+def _run(runner: LessonRunner, puzzle: Puzzle, solution: Solution) -> tuple[Mapping[int, str], Attempt] | None:
+    """Return how the results of ranks differ from the right ones, and the recorded run. None if the solution has only
+    the dots of the notebook."""
     session = runner.session
     make = f"_puzzle = _PuzzleRun(globals(), {solution.source!r}, {solution.name!r}, {puzzle.setup!r})"
-    runner.run(f"{_ON_RANKS}{make}")
+    if any(runner.ask(f"{_ON_RANKS}{make}\n_lesson_told = _puzzle.is_empty").values()):
+        return None
     runner.mark()
     seen = {(step.rank, step.cell, step.step) for step in session.recording.steps()}
     runner.run(f"_puzzle.run({puzzle.call!r})")

@@ -13,7 +13,7 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.questions.answers_file import answers_file
 from ddp_notebook.lessons.questions.catalogue import PUZZLES, QUESTIONS, unknown
 from ddp_notebook.lessons.questions.judging import is_missing, judge
-from ddp_notebook.lessons.questions.puzzles import solve
+from ddp_notebook.lessons.questions.puzzles import DOTS, solve
 
 Judge = Callable[[Any], "tuple[bool, str] | bool | str"]
 
@@ -94,6 +94,8 @@ def _judged(name: str, answer: Any) -> Verdict:
 def _solved(name: str, solution: object) -> Verdict:
     """Run and judge the solution of a puzzle, and keep the verdict."""
     is_right, reason = solve(PUZZLES[name], solution)
+    if reason == DOTS:
+        return Verdict(False, reason)
     answers_file().add(name, getattr(solution, "__name__", str(solution)), (is_right, reason))
     return Verdict(is_right, reason)
 
