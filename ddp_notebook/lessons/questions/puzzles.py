@@ -138,13 +138,14 @@ def _run(runner: LessonRunner, puzzle: Puzzle, solution: Solution) -> tuple[Mapp
     if any(target.measure.needs_memory for target in puzzle.targets):
         memory = f"{make}\n_puzzle.run({puzzle.call!r}, with_memory=True)\n_lesson_told = _puzzle.peak_bytes"
         peak = runner.ask(memory, level="off")  # what the recording allocates does not count
+    cells = [*(one.cell for one in calls), *(one.cell for one in steps)]
     attempt = Attempt(
         ranks=tuple(range(session.world_size)),
         calls=calls,
         steps=steps,
         peak_bytes=peak,
         recording=session.recording,
-        cell=next((one.cell for one in (*calls, *steps)), None),
+        cell=cells[0] if cells else None,
     )
     return {rank: text for rank, text in told.items() if text}, attempt
 
