@@ -16,7 +16,7 @@ QUESTIONS: dict[str, Question] = {
     ),
     "01/losses": Question(
         answer="different",
-        why="each rank prints the loss of its own images. DDP averages the gradients and not the losses.",
+        why="each rank has the loss of its own images. DDP averages the gradients and not the losses.",
         hint="Which images does a rank use for its loss, and what does DDP average?",
         traps={
             "equal": "The parameters are equal, but each rank has other images.",
@@ -25,7 +25,7 @@ QUESTIONS: dict[str, Question] = {
         choices={
             "the same loss on every rank": "equal",
             "another loss on each rank": "different",
-            "only rank 0 prints a loss": "one",
+            "only rank 0 has a loss": "one",
         },
     ),
     "01/seen": Question(
@@ -33,6 +33,7 @@ QUESTIONS: dict[str, Question] = {
         why="each rank gets an equal share, and the sampler uses some images twice if the division has a remainder.",
         hint="Divide the 1437 images by the number of ranks. All ranks get the same number, so round up.",
         traps={1437: "That is right without a DistributedSampler."},
+        placeholder="1000",
     ),
     "01/mean-loss": Question(
         answer=True,

@@ -1,4 +1,4 @@
-"""What a puzzle measures in the recording of a solution: bytes, calls, memory, exposed communication."""
+"""Measures of a recorded solution: bytes, calls, memory, exposed communication."""
 
 from __future__ import annotations
 
