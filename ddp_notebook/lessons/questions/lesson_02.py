@@ -22,9 +22,14 @@ QUESTIONS: dict[str, Question] = {
         },
     ),
     "02/largest": Question(
-        answer=lambda size: size - 1,
-        why="`session[name]` maps ranks to values, so max(..., key=...) finds the rank.",
-        hint='session["score"] is a mapping from rank to value.',
+        answer=1,
+        why="rank 1 has the score 0, and all others are below.",
+        hint='session["score"] is a mapping from rank to score.',
+    ),
+    "02/flags": Question(
+        answer=lambda size: {rank: rank > 0 for rank in range(size)},
+        why="an expression with `rank` has another value on each rank. Two cells, with %%on_ranks, do it too.",
+        hint="%%on_ranks 0 runs a cell on rank 0, and %%on_ranks 1: on all others. Or use an expression with `rank`.",
     ),
 }
 

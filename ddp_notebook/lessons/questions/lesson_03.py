@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.lessons.questions.judging import Question
 from ddp_notebook.lessons.questions.measures import PEAK
 from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
+from ddp_notebook.session import current
+
+
+def _slow_rank(_: int) -> int:
+    """Return the rank that the notebook has picked; 0 before that."""
+    session = current()
+    try:
+        return 0 if session is None else int(session.pull("slow", 0)[0])
+    except DDPNotebookError:  # the ranks have no such variable yet
+        return 0
+
 
 QUESTIONS: dict[str, Question] = {
     "03/first-loss": Question(
@@ -29,13 +41,19 @@ QUESTIONS: dict[str, Question] = {
             "as long as on the slow rank": "slowest",
         },
     ),
+    "03/which": Question(
+        answer=_slow_rank,
+        why="it does not wait. All the others wait for it.",
+        hint="Look for the row of the timeline that has no hollow bars.",
+        choices=lambda size: {f"rank {rank}": rank for rank in range(size)},
+    ),
     "03/steps": Question(
         answer=lambda size: {rank: 130 for rank in range(size)},
         why="the first 100 steps and the 30 slow ones, on every rank.",
         hint='`steps_done` is a variable on the ranks; session["steps_done"] copies it.',
     ),
     "03/slow-rank": Question(
-        answer=True,
+        answer=_slow_rank,
         why="the recording contains the time that each rank waited. The slow rank waits least.",
         hint="`session.recording.straggler()` has an attribute `rank`; None means that no rank is slow.",
     ),
