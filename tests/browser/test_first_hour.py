@@ -31,7 +31,7 @@ def test_lesson_01_runs_twice_and_ends_with_a_live_monitor(tmp_path):
             lab.wait_until_done(monitor, timeout_s=180)
             assert lab.text(status).count("idle") == 2, "the ranks run"
             assert ("2 ranks are already running" in lab.text(start)) == (run == 2)
-            assert "epoch 15: loss" in lab.text(train)
+            assert "epoch 15 of 15" in lab.text(train)
             tabs = lab._cell(monitor).get_by_role("tab")
             expect(tabs.filter(has_text="Timeline")).to_be_visible(timeout=30_000)
             tabs.filter(has_text="Timeline").click()

@@ -48,9 +48,9 @@ QUESTIONS: dict[str, Question] = {
         choices=lambda size: {f"rank {rank}": rank for rank in range(size)},
     ),
     "03/steps": Question(
-        answer=lambda size: {rank: 130 for rank in range(size)},
-        why="the first 100 steps and the 30 slow ones, on every rank.",
-        hint='`steps_done` is a variable on the ranks; session["steps_done"] copies it.',
+        answer=130,
+        why="100 fast steps and 30 slow ones, and each is a step of all ranks together.",
+        hint='Every rank takes part in every step. session["steps_done"] copies the counters of the ranks.',
     ),
     "03/slow-rank": Question(
         answer=_slow_rank,
