@@ -32,10 +32,10 @@ class Verdict:
         return f"{'right' if self.is_right else 'not yet'}{': ' * bool(self.reason)}{self.reason}"
 
     def _repr_html_(self) -> str:
-        colour, mark = ("#009e73", "&#10003; right") if self.is_right else ("#d55e00", "&#10007; not yet")
+        mark = "&#10003; right" if self.is_right else "&#10007; not yet"
         reason = html.escape(self.reason)
         return (
-            f'<div role="status" style="border-left:4px solid {colour};padding:4px 12px;margin:4px 0">'
+            f'<div role="status" style="border-left:4px solid currentColor;padding:4px 12px;margin:4px 0">'
             f"<b>{mark}</b>{': ' * bool(reason)}{reason}</div>"
         )
 

@@ -14,8 +14,6 @@ from ddp_notebook.lessons.questions.judging import Question
 
 GUESS_FIRST = "Guess first, in the cell above, or press 'Show me' there."
 
-RIGHT, WRONG, NEUTRAL = "#009e73", "#d55e00", "#7f7f7f"
-
 
 def result(name: str, *shown: object) -> None:
     """Display the result of a question, as soon as the reader has guessed or requested it.
@@ -105,26 +103,26 @@ _results: dict[str, dict[str, _Result]] = {}  # by question and cell
 def said(question: Question, answered: Answered) -> dict[str, str]:
     """Return the line below a result as text and HTML: the verdict, the answer, or the request to guess."""
     if answered.is_open and not shows_all():
-        return _line(NEUTRAL, "", GUESS_FIRST)
+        return _line("", GUESS_FIRST)
     answer = f"The answer is {question.in_words(question.right())}: {question.why}"
     if not answered.guesses:
-        return _line(NEUTRAL, "", answer)
+        return _line("", answer)
     guess = answered.guesses[-1]
     if guess.is_right:
-        return _line(RIGHT, "\N{CHECK MARK} right", f"{guess.answer}. {_capital(guess.reason)}")
-    return _line(WRONG, "\N{BALLOT X} not right", f"{guess.answer}. {_capital(guess.reason)}", answer)
+        return _line("\N{CHECK MARK} right", f"{guess.answer}. {_capital(guess.reason)}")
+    return _line("\N{BALLOT X} not right", f"{guess.answer}. {_capital(guess.reason)}", answer)
 
 
 def _capital(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def _line(colour: str, head: str, *texts: str) -> dict[str, str]:
+def _line(head: str, *texts: str) -> dict[str, str]:
     start = f"<b>{head}</b>: " if head else ""
     paragraphs = "<br>".join(map(html.escape, texts))
     return {
         "text/plain": f"{head}{': ' * bool(head)}{' '.join(texts)}",
-        "text/html": f'<div role="status" style="border-left:4px solid {colour};padding:4px 12px;margin:4px 0">'
+        "text/html": '<div role="status" style="border-left:4px solid currentColor;padding:4px 12px;margin:4px 0">'
         f"{start}{paragraphs}</div>",
     }
 
