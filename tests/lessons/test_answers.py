@@ -76,5 +76,12 @@ def test_bits_of_the_reduce_operations_are_those_of_numpy():
 
 def test_without_ranks_the_message_says_what_to_do(monkeypatch):
     monkeypatch.setattr("ddp_notebook.session._current", None)  # other tests of this folder may have a running session
+    monkeypatch.setattr(judging, "_last_world_size", None)
     with pytest.raises(UsageError, match=r"the answer depends on the number of ranks: start ranks with %ddp_start 4"):
         judge(QUESTIONS["04/neighbours"], 1)
+
+
+def test_a_guess_may_follow_the_end_of_the_ranks(monkeypatch):
+    monkeypatch.setattr("ddp_notebook.session._current", None)
+    monkeypatch.setattr(judging, "_last_world_size", 3)
+    assert judge(QUESTIONS["04/evens-and-odds"], {0: 4, 1: 2, 2: 4})[0]

@@ -11,6 +11,8 @@ from typing import Any
 from ddp_notebook.errors import UsageError
 from ddp_notebook.records.words import name_ranks
 
+_last_world_size: int | None = None
+
 Choices = Sequence[Any] | Mapping[str, Any]
 
 
@@ -97,12 +99,15 @@ def _where(wrong: list[Any]) -> str:
 
 
 def _world_size() -> int:
+    """Return the number of running ranks, or of those that ran last: guesses may follow %ddp_stop."""
+    global _last_world_size
     from ddp_notebook.session import current
 
-    session = current()
-    if session is None:
+    if (session := current()) is not None:
+        _last_world_size = session.world_size
+    if _last_world_size is None:
         raise UsageError("the answer depends on the number of ranks: start ranks with %ddp_start 4")
-    return session.world_size
+    return _last_world_size
 
 
 def is_missing(answer: Any) -> bool:
