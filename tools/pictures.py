@@ -1,7 +1,8 @@
 """Run notebooks, and keep only the output pictures of cells tagged "picture".
 
 A notebook is committed without other outputs, to keep its changes readable. The pictures stay for readers who do not
-run it: as PNG with few colours, and with their alternative text.
+run it: as PNG with few colours, with their alternative text, and with the texts in the figure (`tools.picture_texts`),
+which a test compares with those of a fresh execution. A guess is not necessary to see them (DDP_NOTEBOOK_ANSWERS).
 """
 
 from __future__ import annotations
@@ -9,16 +10,22 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+import os
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
+from tools.picture_texts import KEYWORD
+
+ROOT = Path(__file__).parents[1]
 TAG = "picture"
-MOST_BYTES = 40_000  # limit for one PNG
-_TRIED = ((128, 1.0), (48, 1.0), (64, 0.7), (32, 0.5))  # (colours, scale), tried in this order
+MOST_BYTES = 60_000  # limit for one PNG
+_TRIED = ((128, 1.0), (48, 1.0), (128, 0.7), (48, 0.7), (64, 0.5))  # (colours, scale), tried in this order
+_RECORD = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport tools.picture_texts\ntools.picture_texts.record()"
 
 
 def store(path: Path, cell_timeout_s: float = 300) -> int:
@@ -30,15 +37,18 @@ def store(path: Path, cell_timeout_s: float = 300) -> int:
     """
     notebook = nbformat.read(path, as_version=4)
     kept = []
+    run = nbformat.from_dict(notebook)
+    run.cells.insert(0, nbformat.v4.new_code_cell(_RECORD))
+    os.environ["DDP_NOTEBOOK_ANSWERS"] = "shown"
     client = NotebookClient(
-        nbformat.from_dict(notebook),
+        run,
         timeout=cell_timeout_s,
         kernel_name="python3",
         resources={"metadata": {"path": str(path.parent)}},
         store_widget_state=False,
     )
     executed = client.execute(transport_encryption="auto")
-    for number, (cell, ran) in enumerate(zip(notebook.cells, executed.cells, strict=True)):
+    for number, (cell, ran) in enumerate(zip(notebook.cells, executed.cells[1:], strict=True)):
         if cell.cell_type != "code":
             continue
         cell.execution_count = None
@@ -66,13 +76,17 @@ def _pictures(cell: NotebookNode) -> list[NotebookNode]:
 
 def _small(png: bytes) -> str:
     """Reduce colours and resolution of a picture until it fits."""
-    original = Image.open(io.BytesIO(png)).convert("RGBA")
+    opened = Image.open(io.BytesIO(png))
+    texts = PngInfo()
+    if said := opened.info.get(KEYWORD):
+        texts.add_text(KEYWORD, said, zip=True)
+    original = opened.convert("RGBA")
     for colours, scale in _TRIED:
         data = io.BytesIO()
         image = original.resize(
             (round(original.width * scale), round(original.height * scale)), Image.Resampling.LANCZOS
         )
-        image.quantize(colours, method=Image.Quantize.FASTOCTREE).save(data, "png", optimize=True)
+        image.quantize(colours, method=Image.Quantize.FASTOCTREE).save(data, "png", optimize=True, pnginfo=texts)
         if len(data.getvalue()) <= MOST_BYTES:
             return base64.b64encode(data.getvalue()).decode()
     raise ValueError(f"a picture has {len(data.getvalue())} bytes, more than {MOST_BYTES}; draw a smaller one")

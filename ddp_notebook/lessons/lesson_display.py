@@ -17,6 +17,7 @@ from ddp_notebook.display import has_front_end
 from ddp_notebook.errors import MissingBuildError
 
 if TYPE_CHECKING:
+    from ddp_notebook.display import Picture
     from ddp_notebook.lessons.lesson import Lesson
     from ddp_notebook.lessons.lesson_widget import LessonView
 
@@ -61,6 +62,15 @@ def display(lesson: Lesson) -> None:
         lesson._runner.session.ranks.when_stopped(partial(_freeze, lesson))
 
 
+def show_picture(figure: Picture, words: str) -> None:
+    """Show a figure. A front end without pictures shows the words instead."""
+    from IPython.display import display as show
+
+    png, size = figure._repr_png_()
+    data = {"text/plain": words, "image/png": base64.b64encode(png).decode()}
+    show(data, metadata={"image/png": size}, raw=True)  # type: ignore[no-untyped-call,unused-ignore]
+
+
 def static(lesson: Lesson) -> dict[str, Any]:
     """Return the picture and the text of a lesson."""
     return {"text/plain": repr(lesson), "image/png": base64.b64encode(_png(lesson)).decode()}
@@ -77,7 +87,9 @@ def _image(lesson: Lesson) -> str:
 
 
 def _words(text: str) -> str:
-    return f'<div role="status" style="border-left:4px solid #d9822b;padding:4px 12px">{html.escape(text)}</div>'
+    from ddp_notebook.display import ALARM
+
+    return f'<div role="status" style="border-left:4px solid {ALARM};padding:4px 12px">{html.escape(text)}</div>'
 
 
 def _freeze(lesson: Lesson) -> None:

@@ -1,6 +1,7 @@
 """Draw a column for each rank: its number, and below it cells with values.
 
-Each rank has a colour. The colours of a cell, and the numbers in its corner, show the ranks whose data it contains.
+Each rank has a colour. The colours below a number show the ranks whose data it contains. A right or wrong guess has a
+mark and a solid or dashed frame, and no colour, because colours mean ranks.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ddp_notebook.display import INK, LINES
-from ddp_notebook.records.words import format_ranks
 
 CELL_IN = 0.27  # height of a cell
-_RIGHT, _WRONG = "#009E73", "#D55E00"
 _WIDE = 0.94  # width of a cell, relative to its column
 
 
@@ -30,22 +30,43 @@ def head(axes: Axes, rank: int, words: str) -> None:
 
 
 def cell(
-    axes: Axes, rank: int, y: float, value: Any, who: Sequence[int], mark: bool | None = None, is_new: bool = False
+    axes: Axes,
+    rank: int,
+    y: float,
+    value: Any,
+    who: Sequence[int],
+    guess: tuple[float, bool] | None = None,
+    is_new: bool = False,
 ) -> None:
-    """Draw a number with the colours of the ranks whose data it contains."""
+    """Draw a number with the colours of the ranks whose data it contains.
+
+    Args:
+        guess: Guessed value, and whether it is right; None without a guess.
+        is_new: Emphasize the cell, because it has just changed.
+    """
     width = _WIDE / max(len(who), 1)
     for at, one in enumerate(who):  # a strip below the number, which is drawn on the background of the page
         axes.add_patch(Rectangle((rank + at * width, y + 0.74), width, 0.18, facecolor=LINES[one % len(LINES)], lw=0))
-    edge = INK if mark is None else _RIGHT if mark else _WRONG
-    thick = 2.0 if mark is not None else 1.8 if is_new else 0.5
-    axes.add_patch(Rectangle((rank, y), _WIDE, 0.92, facecolor="none", edgecolor=edge, lw=thick))
-    sign = "" if mark is None else "  right" if mark else "  wrong"
+    is_wrong = guess is not None and not guess[1]
+    thick = 1.8 if is_new or guess is not None else 0.5
+    frame = Rectangle((rank, y), _WIDE, 0.92, facecolor="none", edgecolor=INK, lw=thick, ls="--" if is_wrong else "-")
+    axes.add_patch(frame)
     words = value if isinstance(value, str) else number(value)
+    if guess is not None:
+        words = f"\N{CHECK MARK} {words}" if guess[1] else f"{words}, guessed {number(guess[0])} \N{BALLOT X}"
     weight = "bold" if is_new else "normal"
     place = (rank + _WIDE / 2, y + 0.38)
-    axes.text(*place, f"{words}{sign}", ha="center", va="center", fontsize=8.5, color=INK, fontweight=weight)
-    if len(who) > 1:
-        axes.text(rank + _WIDE - 0.02, y + 0.7, format_ranks(who), ha="right", va="bottom", fontsize=5.5, color=INK)
+    axes.text(*place, words, ha="center", va="center", fontsize=8.5, color=INK, fontweight=weight)
+
+
+def legend(figure: Figure, world_size: int) -> None:
+    """Add a legend of the colours of the ranks below a figure."""
+    handles = [
+        Rectangle((0, 0), 1, 1, color=LINES[rank % len(LINES)], label=f"{'data of ' * (not rank)}rank {rank}")
+        for rank in range(world_size)
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=8, frameon=False, fontsize=9, labelcolor=INK,
+                  handlelength=1.2, columnspacing=1.2)  # fmt: skip
 
 
 def number(value: Any) -> str:

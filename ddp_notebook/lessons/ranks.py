@@ -129,6 +129,16 @@ def ring_all_gather(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> 
 
 
 def tree_all_reduce(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> Algorithm:
+    """Add up in a binary tree with the ranks as leaves, then send the sum back down."""
+    whole, distances = slice(0, len(x)), [1 << level for level in range((n - 1).bit_length())]
+    for is_down, distance in [*((False, one) for one in distances), *((True, one) for one in reversed(distances))]:
+        is_high = rank % (2 * distance) == distance
+        has_high = rank % (2 * distance) == 0 and rank + distance < n
+        to_low, to_high = [(rank - distance, whole)] if is_high else [], [(rank + distance, whole)] if has_high else []
+        yield exchange(x, to_high, to_low) if is_down else exchange(x, to_low, to_high, add=True)
+
+
+def halving_and_doubling(x: torch.Tensor, chunks: list[slice], rank: int, n: int) -> Algorithm:
     """Run recursive halving, then recursive doubling, among the first 2^k ranks.
 
     Every other rank sends its data to a partner before, and receives the sum after.
@@ -184,6 +194,7 @@ def naive_all_reduce(x: torch.Tensor, chunks: list[slice], rank: int, n: int) ->
 ALGORITHMS: dict[str, Callable[[torch.Tensor, list[slice], int, int], Algorithm]] = {
     "ring all_reduce": ring_all_reduce,
     "tree all_reduce": tree_all_reduce,
+    "halving and doubling": halving_and_doubling,
     "parameter server": parameter_server,
     "naive all_reduce": naive_all_reduce,
     "ring all_gather": ring_all_gather,
@@ -216,12 +227,28 @@ def exchange(
     # One batch: with NCCL a send would block the receive after it, on both ranks.
     for work in dist.batch_isend_irecv(operations) if operations else []:
         work.wait()
+    if _link is not None:
+        _link.occupy([x[part].nbytes for _, part in outgoing], [buffer.nbytes for buffer in buffers])
     for buffer, (_, part) in zip(buffers, incoming, strict=True):
         x[part] = x[part] + buffer if add else buffer
     return [
         {"to": peer, "start": part.start, "stop": part.stop, "add": add, "fresh": source is not None}
         for peer, part in outgoing
     ]
+
+
+class Link(NamedTuple):
+    """A simulated network link of this rank: each direction takes `alpha_s` a message, and carries `bytes_s`."""
+
+    alpha_s: float
+    bytes_s: float
+
+    def occupy(self, sent: Sequence[int], received: Sequence[int]) -> None:
+        """Sleep for as long as the messages of an exchange need. Both directions are used at the same time."""
+        time.sleep(max(len(one) * self.alpha_s + sum(one) / self.bytes_s for one in (sent, received)))
+
+
+_link: Link | None = None
 
 
 class RunningAlgorithm(NamedTuple):
@@ -317,9 +344,22 @@ def _tell(key: str, moves: Moves) -> dict[str, Any]:
 
 
 def time_algorithms(
-    algorithms: Sequence[str], sizes: Sequence[int], repeats: int
+    algorithms: Sequence[str], sizes: Sequence[int], repeats: int, link: tuple[float, float] | None = None
 ) -> dict[tuple[str, int], list[float]]:
-    """Return the seconds of each run on this rank, by algorithm and bytes. "all_reduce" is the call of torch."""
+    """Return the seconds of each run on this rank, by algorithm and bytes. "all_reduce" is the call of torch.
+
+    Args:
+        link: Seconds per message and bytes per second of a simulated link of each rank; None for no simulation.
+    """
+    global _link
+    _link = None if link is None else Link(*link)
+    try:
+        return _times(algorithms, sizes, repeats)
+    finally:
+        _link = None
+
+
+def _times(algorithms: Sequence[str], sizes: Sequence[int], repeats: int) -> dict[tuple[str, int], list[float]]:
     rank, n, device = dist.get_rank(), dist.get_world_size(), _device()
     found: dict[tuple[str, int], list[float]] = {}
     for nbytes in sizes:

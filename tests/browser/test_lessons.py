@@ -144,7 +144,9 @@ def predict(explorer: Lesson, size: int) -> None:
     wrong = explorer.root.locator(".ddpl-false")
     assert wrong.count() == 1
     assert "predicted wrong: 5" in (wrong.get_attribute("aria-label") or "")
-    expect(explorer.root.locator(".ddpl-verdict")).to_have_text("2 of 3 cells right. The ranks have what NumPy says.")
+    expect(explorer.root.locator(".ddpl-verdict")).to_have_text(
+        "2 of 3 cells right. The notebook has computed the same numbers with NumPy."
+    )
     assert [float(x) for x in explorer.numbers[1][0]] == [total, *(k * (10**size - 1) / 9 for k in (2, 3, 4))]
 
 
@@ -218,7 +220,7 @@ def wrong_use(explorer: Lesson) -> None:
 
 def every_algorithm(stepper: Lesson, size: int) -> None:
     """On 3 ranks one of each kind."""
-    for name in plans.ALGORITHMS if size != 3 else ("tree all_reduce", "parameter server", "ring reduce_scatter"):
+    for name in plans.ALGORITHMS if size != 3 else ("halving and doubling", "parameter server", "ring reduce_scatter"):
         stepper.choose("algorithm", name)
         sizes = [2, 1, 3, 0][:size]
         field = stepper.root.get_by_label("elements of each chunk", exact=True)
@@ -249,12 +251,12 @@ def every_algorithm(stepper: Lesson, size: int) -> None:
     stepper.idle()
     expect(stepper.root).to_contain_text("✓ All ranks have what dist.reduce_scatter(y, chunks) gives.")
     stepper.root.get_by_label("step", exact=True).press("Home")
-    expect(stepper.root.locator(".ddpl-rule")).to_contain_text("Start. Next: step s")
+    expect(stepper.root.locator(".ddpl-rule")).to_contain_text("Start. Next: rank 0 sends")
 
 
 def messages(scene: Lesson) -> None:
     expect(scene.root.locator(".ddpl-said")).to_contain_text("rank 0 waited")
-    assert scene.root.locator(".ddpl-blocked").count() >= 1
+    assert scene.root.locator(".ddpl-part-waiting").count() >= 1
     assert scene.root.locator(".ddpl-message-arrow").count() == 1
     scene.choose("scene", "race")
     # On a busy machine all data is sent before the sender changes anything, as in any race.

@@ -104,7 +104,7 @@ test("what happened in calls, one after the other, and in whose colour", () => {
   const found = moments({ calls, references, pairs: [{ src: 0, dst: 1, at: 8.7 }], world_size: 2 });
   assert.deepEqual(found.map(({ what, call: at }) => `${what} ${at}`), ["sent 0", "begun 0", "sent 1", "sent 2", "begun 1", "begun 2", "ended 1", "returned 1", "ended 2", "returned 2", "ended 0", "gone 0", "backward 0", "returned 0"]);
   assert.equal(found[2].words, "rank 1 calls act on rank 0 (100 B), inside of observe");
-  assert.equal(found[11].words, "rank 1 lets go of its reference to Agent");
+  assert.equal(found[11].words, "rank 1 releases its reference to Agent");
   assert.equal(found[12].words, "backward: the gradient goes from rank 1 to rank 0");
   assert.deepEqual(colours(calls), [0, null, null]);
   const rows = new Map(found.map((moment, row) => [`${moment.call} ${moment.what}`, row]));

@@ -68,7 +68,10 @@ def sent_in_steps(name: str, sizes: list[int]) -> dict[tuple[int, int], int]:
         elif name == "parameter server" and i:
             add(i, 0, sum(sizes))
             add(0, i, sum(sizes))
-    if name == "tree all_reduce":
+        elif name == "tree all_reduce" and i:  # 1 and 3 to their left neighbour, then 2 to 0; and back down
+            add(i, {1: 0, 2: 0, 3: 2}[i], sum(sizes))
+            add({1: 0, 2: 0, 3: 2}[i], i, sum(sizes))
+    if name == "halving and doubling":
         blocks = sizes if n != 3 else [sizes[0], sizes[1] + sizes[2]]
         if n == 4:
             for i in range(4):  # with i xor 2 the half that is not mine, and back the kept half; with i xor 1 one block

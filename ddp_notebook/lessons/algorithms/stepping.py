@@ -56,8 +56,8 @@ class Stepper(DisplayedLesson):
     """One algorithm on the running ranks.
 
     Args:
-        name: One of `plans.ALGORITHMS`: "ring all_reduce", "tree all_reduce", "parameter server", "naive all_reduce",
-            "ring all_gather", "ring reduce_scatter".
+        name: One of `plans.ALGORITHMS`: "ring all_reduce", "tree all_reduce", "halving and doubling",
+            "parameter server", "naive all_reduce", "ring all_gather", "ring reduce_scatter".
         elements: Elements of each rank's data.
         nbytes: Size of each rank's data in bytes, instead of `elements`.
         inputs: Numbers of each rank; None for numbers that show which ranks have contributed.
@@ -121,7 +121,9 @@ class Stepper(DisplayedLesson):
         self.name, self.dtype, self.sizes, self.elements = name, dtype, chunk_sizes, elements
         self._inputs = None if inputs is None else {rank: list(values) for rank, values in inputs.items()}
         if self._inputs is None and elements <= _MOST_WHOLE:
-            self._inputs = {r: [float(10 ** (r % 4) * (at % 9 + 1)) for at in range(elements)] for r in range(n)}
+            # All numbers of chunk 0 have the digit 1, those of chunk 1 the digit 2, and so on.
+            digits = [at % 9 + 1 for at, length in enumerate(chunk_sizes) for _ in range(length)]
+            self._inputs = {r: [float(10 ** (r % 4) * digit) for digit in digits] for r in range(n)}
         self.restart()
 
     def restart(self) -> None:
@@ -369,9 +371,8 @@ def _draw(stepper: Stepper) -> Picture:
     n = stepper.world_size
     columns = min(4, len(shown))
     rows = -(-len(shown) // columns)
-    figure = Picture(
-        figsize=(8.4, 0.7 + rows * (0.62 + rank_columns.CELL_IN * n) + 0.5), layout="constrained", facecolor="none"
-    )
+    height = 1.0 + rows * (0.62 + rank_columns.CELL_IN * n) + 0.5
+    figure = Picture(figsize=(8.4, height), layout="constrained", facecolor="none")
     moved = sum(stepper.bytes_moved.values())
     figure.suptitle(
         f"{stepper.name}: {stepper.taken} of {stepper.steps} steps, {size(moved)} moved",
@@ -391,11 +392,9 @@ def _draw(stepper: Stepper) -> Picture:
             rank_columns.head(axes, rank, f"{rank}")
             for at, chunk in enumerate(chunks):
                 who = tuple(sorted(state.who[rank][at])) if state.who else (rank,)
-                words = (
-                    rank_columns.number(chunk[0]) + (".." if len(chunk) > 1 or stepper.elements > 4096 else "")
-                    if len(chunk)
-                    else ""
-                )
+                words = rank_columns.number(chunk[0]) if len(chunk) else ""
+                if len({float(value) for value in chunk}) > 1:  # the picture has no room for all of them
+                    words += "\N{HORIZONTAL ELLIPSIS}"
                 rank_columns.cell(axes, rank, 0.9 + at, words, who, is_new=(rank, at) in touched)
     busiest = stepper.busiest_link
     note = (stepper.states[-1].rule or stepper.rule) + (
@@ -404,7 +403,8 @@ def _draw(stepper: Stepper) -> Picture:
         if busiest
         else ""
     )
-    figure.supxlabel(note, fontsize=9, color=INK, ha="left", x=0.01)
+    figure.supxlabel(note, fontsize=9, color=INK, ha="left", x=0.01, wrap=True)
+    rank_columns.legend(figure, n)
     return figure
 
 

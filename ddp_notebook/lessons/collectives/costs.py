@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session import Session
 
 SIZES = (4_000, 40_000, 400_000, 1_200_000, 4_000_000)
-ALGORITHMS = ("ring all_reduce", "tree all_reduce", "parameter server", "naive all_reduce")
+ALGORITHMS = plans.REDUCES
 OWN = "all_reduce"  # all_reduce of the backend
 _LIMIT_S = 300.0
 
@@ -66,9 +66,11 @@ class Costs:
     Args:
         world_size: Number of ranks.
         backend: Backend whose all_reduce was also measured.
-        times: Seconds by algorithm and bytes: the time of the slowest rank, as the median over the repeats.
+        times: Seconds by algorithm and bytes: the time of the slowest rank, in the fastest repeat. Other programs only
+            add time.
         through: Recorded bytes into and out of each rank by algorithm, for data of `counted` bytes.
         counted: Size of the data for `through`.
+        link: Milliseconds per message and 1e6 bytes per second of the simulated link of each rank; None for none.
     """
 
     def __init__(
@@ -78,8 +80,9 @@ class Costs:
         times: Mapping[tuple[str, int], float],
         through: Mapping[str, Mapping[int, int]],
         counted: int,
+        link: tuple[float, float] | None = None,
     ) -> None:
-        self.world_size, self.backend, self.counted = world_size, backend, counted
+        self.world_size, self.backend, self.counted, self.link = world_size, backend, counted, link
         self.times = dict(times)
         self.through = {name: dict(ranks) for name, ranks in through.items()}
         self.fit = {name: fit(name, world_size, self.of(name)) for name in self.algorithms}
@@ -115,14 +118,22 @@ def measure(
     sizes: Sequence[int] | None = None,
     algorithms: Sequence[str] | None = None,
     repeats: int = 5,
+    link_mb_s: float | None = None,
+    link_ms: float = 0.5,
     session: Session | None = None,
 ) -> Costs:
     """Measure all-reduce algorithms, and the all_reduce of the backend.
 
+    Ranks on one machine share its memory, so their times say little about a network. With `link_mb_s` every rank has a
+    link of its own for each direction. It is simulated by sleeping after the real messages, for as long as the link
+    would have needed. The all_reduce of the backend cannot be simulated and is left out.
+
     Args:
         sizes: Bytes of the data; None for 4 kB to 4 MB.
         algorithms: Some of `plans.REDUCES`; None for all of them.
-        repeats: Number of repeats; the result is their median.
+        repeats: Number of repeats; the fastest one counts.
+        link_mb_s: Speed of the simulated links in 1e6 bytes per second; None for no simulation.
+        link_ms: Time of each message on them, in milliseconds.
         session: Session to use; None for the running one.
 
     Raises:
@@ -141,22 +152,27 @@ def measure(
     chosen = sorted({int(nbytes) for nbytes in (SIZES if sizes is None else sizes)})
     if not chosen or chosen[0] < 4:
         raise UsageError(f"sizes must be numbers of bytes, each at least 4 (one float32), got {chosen}")
+    if link_mb_s is not None and not (link_mb_s > 0 and link_ms >= 0):
+        raise UsageError(f"link_mb_s must be greater than 0 and link_ms at least 0, got {link_mb_s} and {link_ms}")
     runner = LessonRunner(running(session))
     own = runner.session
+    link = None if link_mb_s is None else (link_ms, link_mb_s)
+    measured = names if link else [*names, OWN]
+    in_seconds = None if link is None else (link_ms / 1e3, link[1] * 1e6)
     told = runner.ask(
         "from ddp_notebook.lessons import ranks as _lesson_ranks\n"
-        f"_lesson_told = _lesson_ranks.time_algorithms({[*names, OWN]}, {chosen}, {int(repeats)})",
+        f"_lesson_told = _lesson_ranks.time_algorithms({measured}, {chosen}, {int(repeats)}, {in_seconds})",
         _LIMIT_S,
         level="off",  # recording would slow down each message
     )
-    times = {key: float(np.median(np.max([of[key] for of in told.values()], axis=0))) for key in told[0]}
+    times = {key: float(np.min(np.max([of[key] for of in told.values()], axis=0))) for key in told[0]}
     counted = chosen[-1]
     through = {}
     for name in names:
         runner.mark()
         runner.run(f"_lesson_ranks.run_once({name!r}, {counted})")
         through[name] = plans.through_ranks(plans.added({}, runner.calls("send")))
-    return Costs(own.world_size, own.backend, times, through, counted)
+    return Costs(own.world_size, own.backend, times, through, counted, link)
 
 
 def fit(algorithm: str, world_size: int, times: Mapping[int, float]) -> Fit:
@@ -204,12 +220,10 @@ def _draw(found: Costs) -> Picture:
 
     from ddp_notebook.display import FAINT, INK, LINES, picture
 
-    largest = found.sizes[-1]
-    fastest = min(found.algorithms, key=lambda name: found.times[name, largest])
+    link = "" if found.link is None else f", links of {found.link[1]:g} MB/s and {found.link[0]:g} ms a message"
     figure, (above, below) = picture(
-        f"{size(largest)} on {found.world_size} ranks: {_named(fastest, found)} is the fastest, "
-        f"{found.times[fastest, largest] * 1e3:.1f} ms",
-        6.2,
+        f"Time of an all-reduce on {found.world_size} ranks{link}",
+        6.6,
         [1.7, 1],
     )
     sizes = found.sizes
@@ -227,8 +241,8 @@ def _draw(found: Costs) -> Picture:
             marks[at % 7] + "-",
             color=colour,
             lw=1.3,
-            label=f"{_named(name, found)}: {one.messages} x {one.alpha_s * 1e6:.0f} us + "
-            f"{one.bytes_factor:g} n / {1e-9 / one.beta_s_per_byte if one.beta_s_per_byte else float('inf'):.1f} GB/s",
+            label=f"{_named(name, found)}: {one.messages} x {one.alpha_s * 1e3:.2f} ms + "
+            f"{one.bytes_factor:g} n / {1e-6 / one.beta_s_per_byte if one.beta_s_per_byte else float('inf'):.0f} MB/s",
         )
     above.set(xscale="log", yscale="log", ylabel="ms")
     above.yaxis.label.set_color(INK)
@@ -240,7 +254,11 @@ def _draw(found: Costs) -> Picture:
         fontsize=8, frameon=False, labelcolor=INK, title="points: measured; lines: m alpha + n beta", title_fontsize=8
     )
     legend.get_title().set_color(INK)
-    names = [name for name in ("parameter server", "ring all_reduce", "tree all_reduce") if name in found.through]
+    names = [
+        name
+        for name in ("parameter server", "tree all_reduce", "ring all_reduce", "halving and doubling")
+        if name in found.through
+    ]
     for at, name in enumerate(names):
         height = 0.8 / max(len(names), 1)
         colour = LINES[found.algorithms.index(name) % len(LINES)]

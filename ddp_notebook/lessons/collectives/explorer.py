@@ -350,7 +350,7 @@ class Explorer(DisplayedLesson):
                 self.wrong(wish["kind"], wish.get("rank"))
 
     def __repr__(self) -> str:
-        state = "not run" if self.result is None else "run" if self.agrees else "run, NOT what NumPy says"
+        state = "not run" if self.result is None else "run" if self.agrees else "run, NOT the result of NumPy"
         if self.result is not None and self.prediction:
             marks = [mark for ranks in self.right.values() for mark in ranks]
             state += f", {sum(marks)} of {len(marks)} cells right"
@@ -425,7 +425,7 @@ def _draw(explorer: Explorer) -> Picture:
     values: Any = explorer.result if explorer.result is not None else explorer.expected()
     highest = max((len(one) for one in inputs.values()), default=1) or 1
     deepest = max((len(values.get(rank, ())) for rank in call.ranks), default=1) or 1
-    figure, (axes,) = picture(explorer.line, 0.95 + rank_columns.CELL_IN * (highest + deepest + 2.2))
+    figure, (axes,) = picture(explorer.line, 1.2 + rank_columns.CELL_IN * (highest + deepest + 2.2))
     rank_columns.bare(axes, call.world_size, highest + deepest + 2.2)
     marks = {} if explorer.result is None else {r: of for r, of in explorer.right.items() if r in explorer.prediction}
     for rank in range(call.world_size):
@@ -434,9 +434,11 @@ def _draw(explorer: Explorer) -> Picture:
             rank_columns.cell(axes, rank, 0.9 + at, value, (rank,))
         top = highest + 2.1
         for at, value in enumerate(values.get(rank, ())):
-            mark = marks[rank][at] if rank in marks and at < len(marks[rank]) else None
-            rank_columns.cell(axes, rank, top + at, value, who[rank][at] if at < len(who.get(rank, ())) else (), mark)
-    state = "after, on the ranks" if explorer.result is not None else "after, says NumPy (not run yet)"
+            is_guessed = rank in marks and at < len(marks[rank]) and not math.isnan(explorer.prediction[rank][at])
+            guess = (explorer.prediction[rank][at], marks[rank][at]) if is_guessed else None
+            rank_columns.cell(axes, rank, top + at, value, who[rank][at] if at < len(who.get(rank, ())) else (), guess)
+    state = "after, on the ranks" if explorer.result is not None else "after, computed with NumPy, not run yet"
+    rank_columns.legend(figure, call.world_size)
     axes.text(-0.08, 0.9 + highest / 2, "before", ha="right", va="center", color=INK, fontsize=9)
     axes.text(-0.08, highest + 2.1 + deepest / 2, state.split(",")[0], ha="right", va="center", color=INK, fontsize=9)
     axes.text(0.03, highest + 1.5, f"{explorer.formula}    [{state}]", va="center", color=INK, fontsize=9)

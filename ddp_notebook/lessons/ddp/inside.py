@@ -48,7 +48,10 @@ def inside_ddp(model: str | None = None, *, session: Session | None = None, **op
             - powersgd_rank (2): rank of the PowerSGD approximation.
             - straggler (None): this rank sleeps for straggler_ms (30) before each forward.
             - link_mb_s (None): speed of a simulated slow network, in 1e6 bytes per second. Each bucket is all-reduced
-              for real. Then 2 (N - 1) / N of its bytes occupy a link of this speed, one bucket after the other.
+              for real, and occupies a link of this speed for 2 (N - 1) / N of its bytes, one bucket after the other.
+            - compute_ms (None): simulated duration of a backward in milliseconds. A forward takes half of it. Each
+              layer sleeps for its share, so that more ranks than cores do not compete for cores. The batch has 8
+              images instead of 256, so that the real computation takes little time.
             - unused (False): add a layer that does not contribute to the loss.
             - parameter (None): parameter whose gradient is shown; None for the last one of the model.
 

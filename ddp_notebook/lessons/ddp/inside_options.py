@@ -36,6 +36,7 @@ class Options:
     straggler: int | None = None
     straggler_ms: float = 30.0
     link_mb_s: float | None = None
+    compute_ms: float | None = None
     unused: bool = False
     parameter: str | None = None
 
@@ -43,7 +44,7 @@ class Options:
         if self.comm_hook not in HOOKS:
             names = ", ".join(map(repr, HOOKS))
             raise UsageError(f"comm_hook must be one of {names}, got {self.comm_hook!r}")
-        for name in ("bucket_cap_mb", "link_mb_s", "powersgd_rank"):
+        for name in ("bucket_cap_mb", "link_mb_s", "powersgd_rank", "compute_ms"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(f"{name} must be greater than 0, got {value}")
@@ -77,6 +78,8 @@ class Options:
             told.append(self.comm_hook + f" rank {self.powersgd_rank}" * (self.comm_hook == "powersgd"))
         if self.straggler is not None:
             told.append(f"rank {self.straggler} {self.straggler_ms:g} ms late")
+        if self.compute_ms is not None:
+            told.append(f"backward of {self.compute_ms:g} ms")
         if self.link_mb_s is not None:
             told.append(f"link of {self.link_mb_s:g} MB/s")
         return ", ".join(told)

@@ -25,6 +25,7 @@ else:
     GradBucket = dist.GradBucket
 
 BATCH = 256  # images on each rank
+_SMALL_BATCH = 8  # with simulated compute
 SHOWN = 6  # elements of a gradient
 LEARNING_RATE = 0.5
 _WIDTH = 640
@@ -82,6 +83,8 @@ class Inside:
         self.names: dict[torch.Tensor, str] = {one: name for name, one in self.network.named_parameters()}
         self.parameter = options.parameter or list(self.names.values())[-1]
         self.x, self.y = digits(device)
+        if options.compute_ms is not None:
+            simulate_compute(self.network, options.compute_ms / 1000)
         self.at = 0  # first image of the next batch
 
     # ---- one stage at a time
@@ -197,9 +200,39 @@ class Inside:
     def _loss(self) -> torch.Tensor:
         if self.options.straggler == self.rank:
             time.sleep(self.options.straggler_ms / 1000)
-        chosen = torch.arange(self.at, self.at + BATCH, device=self.device) % len(self.x)
-        self.at += BATCH
+        batch = BATCH if self.options.compute_ms is None else _SMALL_BATCH
+        chosen = torch.arange(self.at, self.at + batch, device=self.device) % len(self.x)
+        self.at += batch
         return nn.functional.cross_entropy(self.ddp(self.x[chosen]), self.y[chosen])
+
+
+class _Sleep(torch.autograd.Function):
+    """Returns its input, and sleeps in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+
+def simulate_compute(network: nn.Module, backward_s: float) -> None:
+    """Let each layer with parameters sleep for its share of a backward before its gradient, and half of it in the
+    forward."""
+    layers = [one for one in network.modules() if list(one.parameters(recurse=False))]
+    share_s = backward_s / len(layers)
+
+    def slow(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
+        time.sleep(share_s / 2)
+        found: torch.Tensor = _Sleep.apply(output, share_s)
+        return found
+
+    for layer in layers:
+        layer.register_forward_hook(slow)
 
 
 def comm_hook(name: str | None, rank: int) -> tuple[Hook | None, Any]:
@@ -227,9 +260,9 @@ def comm_hook(name: str | None, rank: int) -> tuple[Hook | None, Any]:
 class SlowLink:
     """Sends buckets one after the other, over a simulated slower network if a speed is given.
 
-    After the real all-reduce of a bucket, its bytes occupy a link of this speed. A rank sends and receives 2 (N - 1) /
-    N of a bucket, as in a ring. The link is simulated by sleeping, which takes no CPU time from the backward pass, like
-    a network card.
+    A bucket is all-reduced for real. It occupies the link for the time of its bytes at this speed, or for the time of
+    the real all-reduce if that is longer. A rank sends and receives 2 (N - 1) / N of a bucket, as in a ring. The link
+    is simulated by sleeping, which takes no CPU time from the backward pass, like a network card.
 
     Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
     """
@@ -252,12 +285,14 @@ class SlowLink:
 
             def go() -> None:
                 try:
+                    began_s = time.perf_counter()
                     before = getattr(state, "total_numel_after_compression", 0)
                     value = (hook(state, bucket) if inner is None else inner).wait()
                     if on_gpu:
                         torch.cuda.current_stream(self._device).synchronize()
                     compressed = getattr(state, "total_numel_after_compression", 0) - before
-                    time.sleep(self._share * _sent(hook, bucket.buffer(), compressed) / self._bytes_s)
+                    until_s = began_s + self._share * _sent(hook, bucket.buffer(), compressed) / self._bytes_s
+                    time.sleep(max(0.0, until_s - time.perf_counter()))
                     outer.set_result(value)
                 except Exception as error:
                     outer.set_exception(error)  # type: ignore[arg-type]  # torch's own annotation is that of a value

@@ -1,6 +1,6 @@
 """Pictures of runs: the buckets, and a timeline of a step.
 
-Colours have the same meaning as in pictures of a recording (`ddp_notebook.display.FILLS`).
+Colours have the same meaning as in pictures of a recording and in the monitor (`ddp_notebook.display.fill_style`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.patches import Rectangle
 
-from ddp_notebook.display import INK, LINES, Picture, fill_style, key, picture, text_on
+from ddp_notebook.display import INK, LINES, ON_LINES, Picture, fill_style, key, picture, text_on
 from ddp_notebook.lessons.ddp.times import pieces
 from ddp_notebook.records.units import size
 
@@ -48,7 +48,7 @@ def layout(first: Sequence[BucketLayout], then: Sequence[BucketLayout]) -> Pictu
             (0.008 * widest + (0 if fits else one.nbytes)) / 1e6,
             y,
             names,
-            color="#FFFFFF" if fits else INK,
+            color=ON_LINES if fits else INK,
             fontsize=_LABEL - 0.5,
             va="center",
             clip_on=True,
@@ -71,7 +71,7 @@ def run(found: Run) -> Picture:
     more = f"; ranks 0-{_MOST_RANKS - 1} of {len(steps)}" if len(steps) > _MOST_RANKS else ""
     steps = steps[:_MOST_RANKS]
     zero = min(one.start_ns for one in steps)
-    title = f"{found.name}: a step takes {found.ms['step']:.0f} ms, {_parts_told(found.ms)}"
+    title = f"{found.name}:\na step takes {found.ms['step']:.0f} ms, {_parts_told(found.ms)}"
     figure, (axes,) = picture(title, 1.3 + sum(_height(one) + 0.13 for one in steps))
     y, ticks = 0.0, []
     for step in steps:
@@ -91,11 +91,11 @@ def compare(runs: Sequence[Run]) -> Picture:
     figure, (axes,) = picture(title, 1.45 + sum(_height(one) + 0.34 for one in steps))
     y = 0.0
     for found, step in zip(runs, steps, strict=True):
-        axes.text(0, y - 0.05, found.name, color=INK, fontsize=9, fontweight="bold", va="center")
+        axes.text(0, y - 0.15, found.name, color=INK, fontsize=9, fontweight="bold", va="center")
         told = f"{size(found.sent_bytes)} sent; {_parts_told(found.ms)}"
         side = axes.get_yaxis_transform()
-        axes.text(1, y - 0.05, told, color=INK, fontsize=_LABEL, va="center", ha="right", transform=side)
-        y = _draw_step(axes, y + 0.75, found, step, step.start_ns) + 0.7
+        axes.text(1, y + 0.1, told, color=INK, fontsize=_LABEL, va="center", ha="right", transform=side)
+        y = _draw_step(axes, y + 0.95, found, step, step.start_ns) + 0.7
     _finish(figure, axes, [], y, "time since the step began on rank 0 (ms)")
     return figure
 
@@ -146,4 +146,4 @@ def _finish(figure: Picture, axes: Axes, ticks: Sequence[tuple[float, str]], bot
             text.set_visible(False)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"{words}; thin bars: buckets, by number")
-    key(figure, ("compute", "optimizer", "hidden", "exposed", "waiting"))
+    key(figure, ("forward", "backward", "optimizer", "hidden", "exposed", "waiting"))

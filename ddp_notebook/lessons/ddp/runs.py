@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddp_notebook.lessons.ddp.inside_options import Options
-from ddp_notebook.lessons.ddp.stages import show
 from ddp_notebook.lessons.ddp.times import StepSpan, medians_ms
 from ddp_notebook.observe.views import WARM_UP, settled
 from ddp_notebook.records.units import size
@@ -80,4 +79,6 @@ class Run:
         return run_pictures.layout(self.first_buckets, self.buckets)
 
     def _ipython_display_(self) -> None:
-        show(repr(self), self.picture())
+        from ddp_notebook.lessons.lesson_display import show_picture
+
+        show_picture(self.picture(), repr(self))

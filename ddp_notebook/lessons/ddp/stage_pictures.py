@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_notebook.display import FAINT, INK, LINES, Picture, paler, picture
+from ddp_notebook.display import FAINT, INK, LINES, ON_PALE, Picture, paler, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +64,7 @@ def _grid(axes: Axes, left: float, words: str, side: Numbers, largest: float) ->
             share = float(np.sqrt(abs(value) / largest))
             color = paler(LINES[0] if value >= 0 else LINES[1], 0.08 + 0.55 * share)
             axes.barh(row, 0.94, left=left + column + 0.03, height=0.86, color=color)
-            axes.text(left + column + 0.5, row, f"{value:.2g}", ha="center", va="center", fontsize=7.5, color="#202020")
+            axes.text(left + column + 0.5, row, f"{value:.2g}", ha="center", va="center", fontsize=7.5, color=ON_PALE)
     return left + width
 
 
@@ -114,7 +114,16 @@ def _filling(found: Stage) -> Picture:
         else:
             above.axvline(at, color=LINES[full % len(LINES)], linewidth=1.2, linestyle=(0, (4, 3)))
             words = f"bucket {full} is full "
-            above.text(at, -0.9 - 0.75 * (full % 3), words, color=INK, fontsize=_LABEL, ha="right", va="center")
+            # The first bucket has the highest label, so that a label lies left of the lines of later buckets.
+            above.text(
+                at,
+                -0.9 - 0.75 * (min(len(found.buckets), 3) - 1 - full % 3),
+                words,
+                color=INK,
+                fontsize=_LABEL,
+                ha="right",
+                va="center",
+            )
             full += 1
     above.set_yticks(range(len(names)), names)
     above.set_ylim(len(names) - 0.4, -1.4 - 0.75 * min(full - 1, 2))

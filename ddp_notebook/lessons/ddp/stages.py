@@ -48,7 +48,10 @@ class Stage:
         return stage_pictures.stage(self)
 
     def _ipython_display_(self) -> None:
-        show(f"{self.number}. {self.title}\n{self.text}", self.picture())
+        from ddp_notebook.lessons.lesson_display import show_picture
+
+        print(self.text)
+        show_picture(self.picture(), repr(self))
 
 
 class Stages:
@@ -187,11 +190,3 @@ def _layouts(buckets: list[dict[str, Any]]) -> tuple[BucketLayout, ...]:
 
 def _in_words(agreement: Agreement) -> str:
     return "the same on all ranks." if agreement.agrees else "different on every rank."
-
-
-def show(text: str, picture: Picture) -> None:
-    """Show a text and a picture below it."""
-    from IPython.display import display
-
-    print(text)
-    display(picture)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ddp_notebook.observe.views import Step
 
 PARTS = ("compute", "waiting", "exposed", "optimizer")
+_PART_OF = {"forward": "compute", "backward": "compute"}
 
 
 class StepSpan(NamedTuple):
@@ -35,7 +36,7 @@ class Piece(NamedTuple):
     bucket: int | None  # None: the work of the rank
     start_ns: int
     end_ns: int
-    meaning: str  # a key of `ddp_notebook.display.FILLS`
+    meaning: str  # of its colour, see `ddp_notebook.display.fill_style`
     words: str = ""
 
 
@@ -54,13 +55,12 @@ def pieces(spans: Iterable[StepSpan], steps: Sequence[Step], step: Step) -> list
         if span.rank != step.rank or not step.start_ns <= span.start_ns < step.end_ns:
             continue
         if span.kind != "backward":
-            meaning = "compute" if span.kind == "forward" else "optimizer"
-            found.append(Piece(None, span.start_ns, span.end_ns, meaning, span.kind))
+            found.append(Piece(None, span.start_ns, span.end_ns, span.kind, span.kind))
             continue
         inside = [one for one in step.buckets if span.start_ns <= one.issue_ns <= span.end_ns]
         last = max((one.issue_ns for one in inside), default=span.end_ns)
         here = min(max([last, *(arrived[one.bucket] for one in inside)]), span.end_ns)
-        found.append(Piece(None, span.start_ns, last, "compute", "backward"))
+        found.append(Piece(None, span.start_ns, last, "backward", "backward"))
         found.append(Piece(None, last, here, "waiting"))
         found.append(Piece(None, here, span.end_ns, "exposed"))
     for one in step.buckets:
@@ -95,5 +95,6 @@ def medians_ms(spans: Sequence[StepSpan], steps: Sequence[Step], chosen: Sequenc
         of["step"].append(step.duration_ns / 1e6)
         mine = [one for one in pieces(spans, steps, step) if one.bucket is None]
         for part in PARTS:
-            of[part].append(sum(one.end_ns - one.start_ns for one in mine if one.meaning == part) / 1e6)
+            pieces_ns = [one.end_ns - one.start_ns for one in mine if _PART_OF.get(one.meaning, one.meaning) == part]
+            of[part].append(sum(pieces_ns) / 1e6)
     return {name: statistics.median(values) for name, values in of.items()}

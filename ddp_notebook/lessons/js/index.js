@@ -56,6 +56,7 @@ function render({ model, el }) {
     const colours = palette(themeOf(root));
     root.dataset.theme = colours.theme;
     colours.ranks.forEach((colour, rank) => root.style.setProperty(`--rank${rank}`, colour));
+    for (const part of ["compute", "hidden", "exposed", "waiting", "waitingLine"]) root.style.setProperty(`--${part}`, colours.fill[part]);
   }
   theme();
   const watcher = new MutationObserver(theme);

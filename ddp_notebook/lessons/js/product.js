@@ -4,8 +4,10 @@ import { button, choice, enable, figure, inWords, legend, make, radios, svg, ver
 
 /** @typedef {import("./states.js").ProductState} State */
 /** @typedef {import("./states.js").Matrix} Matrix */
+/** @typedef {{ranks: number[], words: string, isPartial: boolean, isOnAll?: boolean}} Element  isOnAll: drawn once for all ranks */
 
 const CELL = 30;
+const SMALL = 20; // cells of copies
 const ALL = "all";
 /** @type {Record<string, [number, number]>} */
 const KEYS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
@@ -41,7 +43,7 @@ export function explained(state, r, c) {
   const head = `Element (${r}, ${c}) is row ${r} of A times column ${c} of B, ${of} products.`;
   const complete = by.flatMap((count, rank) => (count === of ? [rank] : []));
   if (complete.length) return `${head} ${capital(inWords(complete))} can make all of them.`;
-  if (lacking) return `${head} Of ${lacking} nobody has both factors: something has to be sent first.`;
+  if (lacking) return `${head} No rank has both factors of ${lacking} of them: something has to be sent first.`;
   return `${head} ${by.map((count, rank) => `rank ${rank} can make ${count}`).join(", ")}: summands.`.replace(". r", ". R");
 }
 
@@ -108,24 +110,42 @@ export function product(el, link) {
     radios(document, question, now.question, now.choices, guess, (words) => (guess = words));
   }
 
-  /** @param {string} name @param {number[]} shape @param {(r: number, c: number) => {ranks: number[], words: string, isPartial: boolean}} element @param {(r: number, c: number) => boolean} isMarked @param {boolean} [isResult] */
+  /** @param {string} name @param {number[]} shape @param {(r: number, c: number) => Element} element @param {(r: number, c: number) => boolean} isMarked @param {boolean} [isResult] */
   function matrix(name, shape, element, isMarked, isResult = false) {
+    return make(document, "figure", { class: "ddpl-matrix" }, make(document, "figcaption", {}, name), grid(name, shape, element, isMarked, isResult));
+  }
+
+  /**
+   * A matrix for each rank, for copies and for summands.
+   * @param {Matrix} one @param {(r: number, c: number) => boolean} isMarked @param {boolean} [isResult]
+   */
+  function copies(one, isMarked, isResult = false) {
+    const name = `${one.name}: ${one.placement}, ${one.partial ? "a summand" : "a copy"} on each rank`;
+    const all = one.parts.map(({ rank }) => {
+      const element = /** @param {number} r @param {number} c */ (r, c) => ({ ranks: [rank], words: figure(Number(valueOn(one, rank, r, c))), isPartial: one.partial });
+      return make(document, "div", {}, make(document, "div", { class: "ddpl-copy" }, `rank ${rank}`), grid(`${name}, rank ${rank}`, one.shape, element, isMarked, isResult, SMALL));
+    });
+    return make(document, "figure", { class: "ddpl-matrix" }, make(document, "figcaption", {}, name), make(document, "div", { class: "ddpl-copies" }, ...all));
+  }
+
+  /** @param {string} name @param {number[]} shape @param {(r: number, c: number) => Element} element @param {(r: number, c: number) => boolean} isMarked @param {boolean} isResult */
+  function grid(name, shape, element, isMarked, isResult, size = CELL) {
     const [rows, columns] = shape;
-    const found = svg(document, "svg", { width: columns * CELL + 2, height: rows * CELL + 2, viewBox: `-1 -1 ${columns * CELL + 2} ${rows * CELL + 2}`, role: "img", "aria-label": name });
+    const found = svg(document, "svg", { width: columns * size + 2, height: rows * size + 2, viewBox: `-1 -1 ${columns * size + 2} ${rows * size + 2}`, role: "img", "aria-label": name });
     /** @type {SVGElement[]} */
     const marks = [];
     for (let r = 0; r < rows; r++) {
       for (let c = 0; c < columns; c++) {
-        const { ranks, words, isPartial } = element(r, c);
+        const { ranks, words, isPartial, isOnAll } = element(r, c);
         const one = svg(document, "g", { class: isPartial ? "ddpl-element ddpl-summand" : "ddpl-element" });
-        const at = { x: c * CELL, y: r * CELL, width: CELL, height: CELL };
-        one.append(svg(document, "rect", { ...at, class: ranks.length ? "ddpl-held" : "ddpl-lacking" }));
+        const at = { x: c * size, y: r * size, width: size, height: size };
+        one.append(svg(document, "rect", { ...at, class: isOnAll ? "ddpl-on-all" : ranks.length ? "ddpl-held" : "ddpl-lacking" }));
         ranks.forEach((rank, k) => {
-          const stripe = svg(document, "rect", { x: c * CELL + (k * CELL) / ranks.length, y: r * CELL, width: CELL / ranks.length, height: CELL, class: "ddpl-stripe-of" });
+          const stripe = svg(document, "rect", { x: c * size + (k * size) / ranks.length, y: r * size, width: size / ranks.length, height: size, class: "ddpl-stripe-of" });
           stripe.style.fill = `var(--rank${rank % 8})`;
           one.append(stripe);
         });
-        one.append(svg(document, "text", { x: (c + 0.5) * CELL, y: (r + 0.5) * CELL + 4 }, words));
+        one.append(svg(document, "text", { x: (c + 0.5) * size, y: (r + 0.5) * size + 4 }, words));
         if (isResult) {
           one.classList.add("ddpl-choosable");
           one.addEventListener("click", () => choose(r, c));
@@ -135,7 +155,18 @@ export function product(el, link) {
       }
     }
     found.append(...marks); // draw above the neighbours
-    return make(document, "figure", { class: "ddpl-matrix" }, make(document, "figcaption", {}, name), found);
+    return found;
+  }
+
+  /** Whether every rank holds a matrix of full size. @param {Matrix} one */
+  function isWhole(one) {
+    return one.parts.length > 1 && one.parts.every(({ size }) => size[0] === one.shape[0] && size[1] === one.shape[1]);
+  }
+
+  /** @param {Matrix} one @param {(r: number, c: number) => boolean} isMarked @param {boolean} [isResult] */
+  function held(one, isMarked, isResult = false) {
+    if (look === ALL && isWhole(one)) return copies(one, isMarked, isResult);
+    return matrix(`${one.name}: ${one.placement}`, one.shape, elementsOf(one), isMarked, isResult);
   }
 
   /** @param {Matrix} one */
@@ -155,15 +186,15 @@ export function product(el, link) {
     const isChosen = /** @param {number} r @param {number} c */ (r, c) => r === row && c === column;
     const unknown = () => ({ ranks: [], words: "?", isPartial: false });
     const drawn = [
-      matrix(`A: ${a.placement}`, a.shape, elementsOf(a), (r) => r === row),
-      matrix(`B: ${b.placement}`, b.shape, elementsOf(b), (_, c) => c === column),
-      c ? matrix(`A @ B: ${c.placement}`, c.shape, elementsOf(c), isChosen, true) : matrix("A @ B: not multiplied yet", shapeOfResult(), unknown, isChosen, true),
+      held(a, (r) => r === row),
+      held(b, (_, c) => c === column),
+      c ? held(c, isChosen, true) : matrix("A @ B: not multiplied yet", shapeOfResult(), unknown, isChosen, true),
     ];
     const { whole } = now;
     if (whole) {
-      const everybody = Array.from({ length: now.world_size }, (_, rank) => rank).filter((rank) => look === ALL || look === String(rank));
       const how = now.to_put_together.join(", ") || "nothing to do";
-      drawn.push(matrix(`put together: ${how}`, shapeOfResult(), (r, c) => ({ ranks: everybody, words: figure(whole[r][c]), isPartial: false }), isChosen, true));
+      const of = look === ALL ? [] : [Number(look)];
+      drawn.push(matrix(`combined on every rank: ${how}`, shapeOfResult(), (r, c) => ({ ranks: of, words: figure(whole[r][c]), isPartial: false, isOnAll: look === ALL }), isChosen, true));
     }
     pictures.replaceChildren(...drawn);
   }

@@ -11,7 +11,7 @@ const PACE_MS = 900;
 export function remote(el, link) {
   const document = el.ownerDocument;
   const state = () => link.state();
-  let at = state().run === null ? 0 : moments(state()).length;
+  let at = 0;
   let guess = state().guess ?? "";
   let drawnFor = "";
   let ran = state().run;
@@ -29,12 +29,12 @@ export function remote(el, link) {
   const scrub = make(document, "input", { type: "range", min: "0", step: "1", "aria-label": "step" });
   const where = make(document, "output", {});
   const rule = make(document, "div", { class: "ddpl-rule", role: "status" });
-  const picture = make(document, "div", { class: "ddpl-scroll", tabIndex: 0, role: "region", "aria-label": "what happened" });
+  const picture = make(document, "div", { class: "ddpl-scroll ddpl-tall", tabIndex: 0, role: "region", "aria-label": "what happened" });
   const said = make(document, "div", { role: "status" });
   const table = make(document, "details", { class: "ddpl-wrong" });
   scrub.addEventListener("input", () => goTo(Number(scrub.value)));
   const after = make(document, "div", {}, make(document, "div", { class: "ddpl-actions" }, back, next, play, scrub, where, reveal), rule, picture, said, table);
-  el.append(controls, lesson, make(document, "pre", { class: "ddpl-code", tabIndex: 0, "aria-label": "what runs" }, code), question, make(document, "div", { class: "ddpl-actions" }, run), after);
+  el.append(controls, lesson, make(document, "pre", { class: "ddpl-code ddpl-long", tabIndex: 0, "aria-label": "what runs" }, code), question, make(document, "div", { class: "ddpl-actions" }, run), after);
   el.addEventListener("keydown", (event) => {
     if (/^(INPUT|SELECT|TEXTAREA)$/.test(/** @type {HTMLElement} */ (event.target).tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === ".") goTo(at + 1);
@@ -103,6 +103,8 @@ export function remote(el, link) {
     where.textContent = `${at} / ${all.length}`;
     rule.textContent = at ? `${all[at - 1].words}.` : "Nothing has happened yet.";
     picture.replaceChildren(sequence(document, now, at, `${now.calls.length} calls; ${at} of ${all.length} moments. ${rule.textContent}`));
+    const marked = picture.querySelector(".ddps-now");
+    if (marked) picture.scrollTop += marked.getBoundingClientRect().top - picture.getBoundingClientRect().top - picture.clientHeight / 2;
     said.replaceChildren(...verdict(document, isAll ? now.said : [], now.right));
     table.replaceChildren(make(document, "summary", {}, "All calls in a table"), make(document, "div", { class: "ddpl-scroll" }, callsTable(document, now)));
     table.hidden = !isAll;

@@ -48,21 +48,22 @@ export function scene(el, link) {
           play();
         }),
         again,
-        key(),
+        key(now),
       );
     }
     lesson.textContent = now.lesson;
     code.textContent = now.code;
-    said.replaceChildren(...(now.said.length ? now.said : ["nobody waited"]).map((line) => make(document, "li", {}, line)));
+    said.replaceChildren(...(now.said.length ? now.said : ["no rank waited"]).map((line) => make(document, "li", {}, line)));
     message.hidden = !now.message;
     message.textContent = now.message;
     picture.replaceChildren(timeline(now), ...(now.strip ? [strip(now.strip)] : []));
     enable(again, !link.isBusy());
   }
 
-  function key() {
-    const item = /** @param {string} kind @param {string} words */ (kind, words) => make(document, "span", {}, make(document, "i", { class: `ddpl-key-${kind}` }), words);
-    return make(document, "span", { class: "ddpl-legend" }, item("work", "own work"), item("call", "send or recv under way"), item("blocked", "stands still for it"));
+  /** @param {State} now */
+  function key(now) {
+    const items = Object.entries(now.parts).map(([part, words]) => make(document, "span", {}, make(document, "i", { class: `ddpl-part-${part}` }), words));
+    return make(document, "span", { class: "ddpl-legend" }, ...items);
   }
 
   /** @param {State} now */
@@ -75,38 +76,21 @@ export function scene(el, link) {
     const height = 12 + n * ROW + FOOT;
     const words = `${now.title}. ${now.said.join(". ")}`;
     const found = svg(document, "svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": words, class: "ddpl-timeline" });
-    found.append(
-      svg(
-        document,
-        "defs",
-        {},
-        svg(document, "pattern", { id: "ddpl-hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, svg(document, "rect", { width: 2.2, height: 6, class: "ddpl-stripe" })),
-      ),
-    );
     for (const ms of ticks(end)) {
       found.append(svg(document, "line", { x1: x(ms), x2: x(ms), y1: 6, y2: height - FOOT, class: "ddpl-tick" }), svg(document, "text", { x: x(ms), y: height - FOOT + 15, class: "ddpl-ms" }, `${ms}${ms ? "" : " ms"}`));
     }
     for (const rank of ranks) {
       found.append(svg(document, "line", { x1: LEFT, x2: WIDTH - 12, y1: y(rank) + 40, y2: y(rank) + 40, class: "ddpl-base" }), svg(document, "text", { x: 2, y: y(rank) + 30, class: "ddpl-row-name" }, `rank ${rank}`));
     }
-    const bar = /** @param {Event} event @param {number} top @param {number} height @param {string} kind */ (event, top, height, kind, from = event.start, to = event.end) => {
-      const one = svg(document, "rect", { x: x(from), y: y(event.rank) + top, width: Math.max(2.5, x(to) - x(from)), height, class: `ddpl-${kind}` });
-      if (kind === "call") {
-        one.style.fill = `color-mix(in srgb, var(--rank${event.rank % 8}) 45%, var(--paper))`;
-        one.style.stroke = `var(--rank${event.rank % 8})`;
-      }
-      return one;
-    };
     const labels = [];
     for (const event of now.events) {
-      if (event.what === "work") {
-        found.append(bar(event, 2, 12, "work"));
-        continue;
+      const [top, high] = event.what === "work" ? [2, 12] : [20, 18];
+      for (const [from, to, part] of event.spans) {
+        found.append(svg(document, "rect", { x: x(from), y: y(event.rank) + top, width: Math.max(2.5, x(to) - x(from)), height: high, class: `ddpl-part-${part}${event.over ? "" : " ddpl-stuck"}` }));
       }
-      found.append(bar(event, 20, 18, "call"));
-      if (event.blocked > end / 300) found.append(bar(event, 20, 18, event.over ? "blocked" : "blocked ddpl-stuck", event.end - event.blocked, event.end));
+      if (event.what === "work") continue;
       const peer = event.peer === null ? "any" : event.peer;
-      const words = `${event.what} ${event.what.includes("send") ? "→" : "←"} ${peer}${event.tag ? `, tag ${event.tag}` : ""}${event.over ? "" : "  ✗ never comes back"}`;
+      const words = `${event.what} ${event.what.includes("send") ? "→" : "←"} ${peer}${event.tag ? `, tag ${event.tag}` : ""}${event.over ? "" : "  ✗ never returns"}`;
       const isNarrow = x(event.end) - x(event.start) < words.length * 6;
       const isLate = x(event.start) > WIDTH * 0.72;
       labels.push(svg(document, "text", { x: isNarrow && isLate ? x(event.end) : x(event.start) + (isNarrow ? 0 : 5), y: y(event.rank) + (isNarrow ? 51 : 33), class: `ddpl-what${isNarrow && isLate ? " ddpl-end" : ""}` }, words));
@@ -117,7 +101,6 @@ export function scene(el, link) {
       const down = other.rank > one.rank;
       const begin = Math.max(one.start, other.start);
       const line = arrow(document, [x(begin), y(one.rank) + (down ? 38 : 20)], [x(other.end), y(other.rank) + (down ? 20 : 38)], { class: "ddpl-message-arrow" });
-      line.style.stroke = line.style.fill = `var(--rank${one.rank % 8})`;
       found.append(line);
     }
     found.append(...labels);

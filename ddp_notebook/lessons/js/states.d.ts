@@ -87,6 +87,7 @@ export interface SceneState extends State {
   lesson: string;
   code: string;
   events: Event[];
+  parts: Record<string, string>; // meanings of the colours
   arrows: [number, number][];
   said: string[];
   message: string;
@@ -102,7 +103,7 @@ export interface Event {
   nbytes: number;
   start: number;
   end: number;
-  blocked: number;
+  spans: [number, number, string][]; // start, end, part
   over: boolean;
 }
 

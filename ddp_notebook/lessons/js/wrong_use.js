@@ -32,7 +32,7 @@ export function wrongUse(document, link, status) {
         choice(document, "on rank", now.actors, rank, (value) => (rank = value)),
         attempt,
       ),
-      make(document, "div", { class: "ddpl-told" }, ...(now.happened ? told(now.happened) : [])),
+      make(document, "div", { class: "ddpl-told", role: "status" }, ...(now.happened ? told(now.happened) : [])),
     );
     el.open = isOpen;
   }
@@ -40,7 +40,7 @@ export function wrongUse(document, link, status) {
   async function tryIt() {
     await link.ask({ do: "wrong", kind, rank: Number(rank) });
     const { happened } = link.state();
-    if (happened) status.say(happened.error ? happened.message.split("\n")[0] : "Nobody noticed.");
+    if (happened) status.say(happened.error ? "" : "No rank raised an error.");
     el.querySelector("button")?.focus();
   }
 
@@ -49,7 +49,7 @@ export function wrongUse(document, link, status) {
     const ran = make(document, "pre", { class: "ddpl-code", "aria-label": "what ran" }, make(document, "code", {}, code));
     if (!error) {
       const numbers = Object.entries(values).map(([one, its]) => `rank ${one}: ${its.map(figure).join(", ")}`);
-      return [ran, make(document, "p", {}, make(document, "b", {}, "Nobody noticed. "), "No error, and these numbers:"), list(numbers)];
+      return [ran, make(document, "p", {}, make(document, "b", {}, "No rank raised an error. "), "The ranks have these numbers:"), list(numbers)];
     }
     const isHang = error === "CellTimeoutError";
     const isFound = message.includes("Nothing was sent");

@@ -11,11 +11,11 @@ from ddp_notebook.errors import CellTimeoutError, UsageError
 from ddp_notebook.lessons.lesson_cells import RUN_S, LessonRunner, running
 from ddp_notebook.lessons.lesson_display import DisplayedLesson
 from ddp_notebook.lessons.messages.message_scenes import STORIES
+from ddp_notebook.lessons.messages.transfer_picture import PARTS, call_spans
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
 
     from ddp_notebook.display import Picture
     from ddp_notebook.lessons.lesson import Wish
@@ -103,7 +103,7 @@ class Scene(DisplayedLesson):
         found = []
         for event in self.events:
             if event.what != "work" and event.blocked_ms >= 5 and event.is_over:
-                whom = "whoever would come" if event.peer is None else f"rank {event.peer}"
+                whom = "any rank" if event.peer is None else f"rank {event.peer}"
                 found.append(f"rank {event.rank} waited {event.blocked_ms:.0f} ms for {whom}")
             elif not event.is_over:
                 found.append(f"rank {event.rank} waited for rank {event.peer} in {event.what} until it was freed")
@@ -129,6 +129,22 @@ class Scene(DisplayedLesson):
                 if source is not None and (waiting := sends.get((source, event.rank, event.tag))):
                     found.append((waiting.pop(0), at))
         return found
+
+    @property
+    def spans(self) -> list[list[tuple[float, float, str]]]:
+        """Return by event its time in parts: (start, end, part), in milliseconds. Own work is "compute"."""
+        both = {
+            at: max(self.events[one].start_ms for one in pair)
+            for pair in self.arrows
+            if all(self.events[one].is_over for one in pair)
+            for at in pair
+        }
+        return [
+            [(event.start_ms, event.end_ms, "compute")]
+            if event.what == "work"
+            else call_spans(event.start_ms, event.end_ms, event.blocked_ms, both.get(at))
+            for at, event in enumerate(self.events)
+        ]
 
     @property
     def changed(self) -> float | None:
@@ -178,11 +194,12 @@ class Scene(DisplayedLesson):
                     "nbytes": event.nbytes,
                     "start": event.start_ms,
                     "end": event.end_ms,
-                    "blocked": event.blocked_ms,
+                    "spans": spans,
                     "over": event.is_over,
                 }
-                for event in self.events
+                for event, spans in zip(self.events, self.spans, strict=True)
             ],
+            "parts": {"compute": "own work", **PARTS},
             "arrows": self.arrows,
             "said": self.said,
             "message": self.error,
@@ -199,7 +216,7 @@ class Scene(DisplayedLesson):
             self.play(wish.get("name"))
 
     def __repr__(self) -> str:
-        return f"<Scene {self.name}: {'; '.join(self.said) or 'nobody waited'}>"
+        return f"<Scene {self.name}: {'; '.join(self.said) or 'no rank waited'}>"
 
     # ---- what was recorded
 
@@ -288,68 +305,68 @@ def _times(*values: int) -> Any:
 
 def _draw(scene: Scene) -> Picture:
     """Draw a row for each rank, with time to the right."""
-    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.patches import FancyArrowPatch, Rectangle
 
-    from ddp_notebook.display import INK, LINES, picture
+    from ddp_notebook.display import INK, fill_style, key, picture
 
     has_strip = scene.changed is not None
     ranks = sorted({event.rank for event in scene.events}) or [0]
     n = len(ranks)
     row = {rank: at for at, rank in enumerate(ranks)}
     figure, (axes, *more) = picture(
-        f"{scene.story.title}: {'; '.join(scene.said[:2]) or 'nobody waited'}",
-        0.95 + 0.52 * n + 0.7 * has_strip,
+        f"{scene.story.title}: {'; '.join(scene.said[:2]) or 'no rank waited'}",
+        1.2 + 0.6 * n + 0.7 * has_strip,
         [n, 0.7] if has_strip else [1.0],
     )
     end = max((event.end_ms for event in scene.events), default=1.0)
     axes.set(xlim=(-0.01 * end, end * 1.03), ylim=(n - 0.4, -0.6), yticks=range(n))
     axes.set_yticklabels([f"rank {rank}" for rank in ranks])
-    axes.set_xlabel("ms", color=INK, fontsize=9)
+    axes.set_xlabel("time (ms)", color=INK, fontsize=9)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
-    for event in scene.events:
-        width = max(event.end_ms - event.start_ms, end / 300)
-        if event.what == "work":
-            axes.add_patch(_bar(event.start_ms, row[event.rank] - 0.36, width, 0.22, LINES[2], "////"))
-            continue
-        y, colour = row[event.rank] - 0.1, LINES[event.rank % len(LINES)]
-        axes.add_patch(_bar(event.start_ms, y, width, 0.22, colour, alpha=0.35, edge=colour))
-        if event.blocked_ms > end / 300:
-            axes.add_patch(_bar(event.end_ms - event.blocked_ms, y, event.blocked_ms, 0.22, "none", edge=INK))
-        label = event.what + ("" if event.is_over else " (never comes back)")
-        axes.text(event.start_ms, row[event.rank] + 0.29, label, fontsize=8, color=INK, va="center")
+    used = set()
+    for event, spans in zip(scene.events, scene.spans, strict=True):
+        top = row[event.rank] - (0.42 if event.what == "work" else 0.14)
+        for start, stop, part in spans:
+            used.add(part)
+            axes.add_patch(Rectangle((start, top), max(stop - start, end / 300), 0.26, **fill_style(part)))
+    for rank in ranks:
+        for x, label in _labels([event for event in scene.events if event.rank == rank], end):
+            axes.text(x, row[rank] + 0.3, label, fontsize=8, color=INK, va="center")
     for sent, received in scene.arrows:
         one, other = scene.events[sent], scene.events[received]
         if one.is_over and other.is_over:
             axes.add_patch(
                 FancyArrowPatch(
-                    (max(one.start_ms, other.start_ms), row[one.rank] + 0.01),
-                    (other.end_ms, row[other.rank] + 0.01),
+                    (max(one.start_ms, other.start_ms), row[one.rank]),
+                    (other.end_ms, row[other.rank]),
                     arrowstyle="-|>",
                     mutation_scale=9,
-                    color=LINES[one.rank % len(LINES)],
+                    color=INK,
                     lw=1.2,
                     zorder=4,
                 )
             )
     if has_strip:
         _strip(more[0], scene.values[1])
+    words = {"compute": "own work", **PARTS}
+    key(figure, [part for part in words if part in used], words=words)
     return figure
 
 
-def _bar(
-    x: float, y: float, width: float, height: float, face: str, hatch: str = "", alpha: float = 1.0, edge: str = "none"
-) -> Rectangle:
-    from matplotlib.colors import to_rgba
-    from matplotlib.patches import Rectangle
-
-    if hatch:
-        return Rectangle((x, y), width, height, facecolor=to_rgba(face, 0.25), edgecolor=face, hatch=hatch, lw=0.6)
-    if face == "none":  # the rank waits
-        return Rectangle((x, y), width, height, facecolor="none", edgecolor=edge, ls="--", lw=1.0, zorder=3)
-    colour = to_rgba(face, alpha)
-    return Rectangle((x, y), width, height, facecolor=colour, edgecolor=edge, lw=0.8, zorder=2)
+def _labels(events: Sequence[Event], end_ms: float) -> list[tuple[float, str]]:
+    """Return the names of the calls of a rank with their positions. Names that would overlap are joined."""
+    found: list[tuple[float, str]] = []
+    for event in events:
+        if event.what == "work":
+            continue
+        label = event.what + ("" if event.is_over else " (never returns)")
+        if found and event.start_ms - found[-1][0] < 0.014 * end_ms * (len(found[-1][1]) + 2):
+            found[-1] = found[-1][0], f"{found[-1][1]}, {label}"
+        else:
+            found.append((event.start_ms, label))
+    return found
 
 
 def _strip(axes: Axes, values: Sequence[float]) -> None:
@@ -360,14 +377,12 @@ def _strip(axes: Axes, values: Sequence[float]) -> None:
 
     for at, value in enumerate(values):
         as_sent = value == 1
-        axes.add_patch(
-            Rectangle((at, 0), 1.05, 1, facecolor=LINES[0] if as_sent else LINES[1], lw=0, alpha=0.7 if as_sent else 1)
-        )
+        axes.add_patch(Rectangle((at, 0 if as_sent else 0.3), 1.05, 1 if as_sent else 0.4, facecolor=LINES[0], lw=0))
     axes.set(xlim=(0, len(values)), ylim=(0, 1), yticks=[], xticks=[])
     axes.spines[:].set_visible(False)
     changed = sum(value != 1 for value in values) / len(values)
     axes.set_xlabel(
-        f"data received by rank 1, first element to last: blue as at isend, orange changed after it ({changed:.0%})",
+        f"data received by rank 1, first element to last: high as at isend, low changed after it ({changed:.0%})",
         fontsize=8,
         color=INK,
     )

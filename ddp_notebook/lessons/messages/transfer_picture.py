@@ -8,24 +8,30 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.display import INK
 from ddp_notebook.errors import UsageError
+from ddp_notebook.records.units import ms, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.patches import Patch
 
     from ddp_notebook import Recording
     from ddp_notebook.display import Picture
     from ddp_notebook.observe.views import Collective
 
 _SHORTEST = 0.004  # shortest bar, as a share of the width, so that it is visible
-_COLOURS = {"send": "#D55E00", "recv": "#0072B2"}
+# The parts of a call, with the colours that all pictures use for them.
+PARTS = {
+    "hidden": "message under way, the program runs on",
+    "waiting": "blocked, the other rank has not called yet",
+    "exposed": "blocked, the message is under way",
+}
 
 
 def exchanges(recording: Recording | None = None, cell: int | None = None) -> Picture:
-    """Draw a timeline for each rank: orange while it sends, blue while it receives, and an arrow for each message.
+    """Draw a row for the sends of each rank, a row for its receives, and an arrow for each message.
 
-    A full bar is time in which the rank's program was blocked. An outline is a transfer during which the program did
-    something else (`isend`, `irecv`).
+    Colours are those of all pictures of communication. Light blue: the message is under way and the program runs on
+    (`isend`, `irecv`). Outline: the program is blocked and the other rank has not called yet. Orange: the program is
+    blocked and both ranks have called.
 
     Args:
         recording: Recording to draw; None for that of the running session.
@@ -37,37 +43,57 @@ def exchanges(recording: Recording | None = None, cell: int | None = None) -> Pi
     Example:
         >>> exchanges(session.recording).savefig("exchanges.png")
     """
-    from ddp_notebook.display import picture
+    from ddp_notebook.display import key, picture
 
     calls = _calls(_running() if recording is None else recording, cell)
-    ranks = sorted({call.rank for call in calls} | {rank for call in calls for rank in call.ranks})
-    figure, (axes,) = picture("", 0.9 + 0.45 * len(ranks))
-    figure.suptitle("")
+    rows = sorted({(call.rank, call.op != "send") for call in calls})
     start_ns = min(call.issue_ns for call in calls)
     end_ns = max(call.end_ns or call.issue_ns for call in calls)
-    timeline = _Timeline(axes=axes, ranks=ranks, start_ns=start_ns, width_ns=end_ns - start_ns or 1)
+    messages = _messages(calls)
+    figure, (axes,) = picture(_title(messages, end_ns - start_ns), 1.0 + 0.3 * len(rows))
+    timeline = _Timeline(axes=axes, rows=rows, start_ns=start_ns, width_ns=end_ns - start_ns or 1)
+    both_ns = {id(call): max(one.issue_ns for one in pair) for pair in messages for call in pair}
+    used = set()
     for call in calls:
-        timeline.draw_call(call)
-    for sent, received in _messages(calls):
+        used |= timeline.draw_call(call, both_ns.get(id(call)))
+    for sent, received in messages:
         timeline.draw_message(sent, received)
     timeline.label_axes()
-    figure.legend(
-        handles=_legend_keys(has_async=any(call.is_async for call in calls)),
-        loc="outside upper left",
-        ncols=3,
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-    )
+    key(figure, [part for part in PARTS if part in used], words=PARTS)
     return figure
+
+
+def call_spans(start: float, end: float, blocked: float, both: float | None) -> list[tuple[float, float, str]]:
+    """Divide the time of a send or receive into (start, end, part), with the parts of `PARTS`.
+
+    Args:
+        start: Time of the call.
+        end: Time at which the message was complete, in the unit of `start`.
+        blocked: Time for which the call blocked the program, the last part of it.
+        both: Time at which both ranks had called; None if the other rank never did.
+
+    Example:
+        >>> call_spans(0, 500, 200, 400)
+        [(0, 300, 'hidden'), (300, 400, 'waiting'), (400, 500, 'exposed')]
+    """
+    blocked_from = end - min(blocked, end - start)
+    moving_from = end if both is None else min(max(both, blocked_from), end)
+    found = [(start, blocked_from, "hidden"), (blocked_from, moving_from, "waiting"), (moving_from, end, "exposed")]
+    return [one for one in found if one[1] > one[0]]
+
+
+def _title(messages: Sequence[tuple[Collective, Collective]], width_ns: int) -> str:
+    moved = sum(sent.nbytes for sent, _ in messages)
+    many = "s" if len(messages) != 1 else ""
+    return f"{len(messages)} message{many}, {size(moved)}, in {ms(width_ns)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Timeline:
-    """Axes with time from left to right and a row for each rank."""
+    """Axes with time from left to right, and rows for the sends and for the receives of each rank."""
 
     axes: Axes
-    ranks: Sequence[int]
+    rows: Sequence[tuple[int, bool]]  # (rank, whether it receives)
     start_ns: int
     width_ns: int
 
@@ -76,22 +102,23 @@ class _Timeline:
         """Return the unit of the time axis, and its nanoseconds."""
         return ("s", 1e9) if self.width_ns > 2e9 else ("ms", 1e6)
 
-    def draw_call(self, call: Collective) -> None:
-        """Draw a full bar if the call blocks the program, otherwise an outline with a full bar for the time in
-        `wait`."""
-        end_ns = call.end_ns or self.start_ns + self.width_ns
-        self._draw_bar(call, call.issue_ns, end_ns, full=not call.is_async)
-        if call.is_async and call.blocked_ns > 0.05 * (end_ns - call.issue_ns):
-            self._draw_bar(call, end_ns - min(call.blocked_ns, end_ns - call.issue_ns), end_ns, full=True)
-
-    def _draw_bar(self, call: Collective, start_ns: int, end_ns: int, *, full: bool) -> None:
+    def draw_call(self, call: Collective, both_ns: int | None) -> set[str]:
+        """Draw a bar with the parts of the call. Return these parts."""
         from matplotlib.patches import Rectangle
 
-        colour = _COLOURS[call.op]
-        length = max(end_ns - start_ns, _SHORTEST * self.width_ns) / self.unit[1]
-        offset = 0.16 if call.op == "send" else -0.16
-        corner = self._position(start_ns), self.ranks.index(call.rank) - offset - 0.13
-        self.axes.add_patch(Rectangle(corner, length, 0.26, fc=colour if full else "none", ec=colour))
+        from ddp_notebook.display import fill_style
+
+        end_ns = call.end_ns or self.start_ns + self.width_ns
+        blocked_ns = call.blocked_ns if call.is_async else end_ns - call.issue_ns
+        spans = call_spans(call.issue_ns, max(end_ns, call.issue_ns + 1), blocked_ns, both_ns)
+        for start, end, part in spans:
+            length = max(end - start, _SHORTEST * self.width_ns) / self.unit[1]
+            corner = self._position(start), self._row(call) - 0.32
+            self.axes.add_patch(Rectangle(corner, length, 0.64, **fill_style(part)))
+        return {part for _, _, part in spans}
+
+    def _row(self, call: Collective) -> int:
+        return self.rows.index((call.rank, call.op != "send"))
 
     def draw_message(self, sent: Collective, received: Collective) -> None:
         """Draw an arrow from the sender's row to the receiver's, if both calls have ended."""
@@ -99,8 +126,8 @@ class _Timeline:
             return
         self.axes.annotate(
             "",
-            xytext=(self._position(max(received.issue_ns, sent.issue_ns)), self.ranks.index(sent.rank)),
-            xy=(self._position(received.end_ns), self.ranks.index(received.rank)),
+            xytext=(self._position(max(received.issue_ns, sent.issue_ns)), self._row(sent)),
+            xy=(self._position(received.end_ns), self._row(received)),
             arrowprops={"arrowstyle": "->", "color": INK},
         )
 
@@ -108,21 +135,14 @@ class _Timeline:
         """Set the limits, the rank names and the time unit."""
         unit, unit_ns = self.unit
         self.axes.set_xlim(-0.02 * self.width_ns / unit_ns, 1.04 * self.width_ns / unit_ns)
-        self.axes.set_ylim(len(self.ranks) - 0.4, -0.6)
-        self.axes.set_yticks(range(len(self.ranks)), [f"rank {rank}" for rank in self.ranks])
-        self.axes.set_xlabel(unit)
+        self.axes.set_ylim(len(self.rows) - 0.4, -0.6)
+        names = [f"rank {rank} {'recv' if is_recv else 'send'}" for rank, is_recv in self.rows]
+        self.axes.set_yticks(range(len(self.rows)), names)
+        self.axes.grid(visible=False, axis="y")
+        self.axes.set_xlabel(f"time ({unit})")
 
-    def _position(self, moment_ns: int) -> float:
+    def _position(self, moment_ns: float) -> float:
         return (moment_ns - self.start_ns) / self.unit[1]
-
-
-def _legend_keys(*, has_async: bool) -> list[Patch]:
-    from matplotlib.patches import Patch
-
-    keys = [Patch(fc=colour, ec=colour, label=f"stands still in {op}") for op, colour in _COLOURS.items()]
-    if has_async:
-        keys.append(Patch(fc="none", ec=INK, label="under way, the program goes on"))
-    return keys
 
 
 def _running() -> Recording:

@@ -99,10 +99,9 @@ class PipelineRun:
         return self.figure
 
     def _ipython_display_(self) -> None:
-        from IPython.display import display
+        from ddp_notebook.lessons.lesson_display import show_picture
 
-        print(self)
-        display(self.figure)  # type: ignore[no-untyped-call,unused-ignore]
+        show_picture(self.figure, repr(self))
 
 
 class PipelineLesson:

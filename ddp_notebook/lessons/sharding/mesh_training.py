@@ -260,7 +260,7 @@ def _purpose(call: Collective) -> str:
 
 def _draw(lesson: MeshTraining) -> Picture:
     """Draw the grid of the ranks. The width of a line shows the bytes of a rank along it in one step."""
-    from ddp_notebook.display import INK, LINES, picture
+    from ddp_notebook.display import INK, LINES, ON_LINES, ON_PALE, picture
 
     colours = {"row": LINES[0], "column": LINES[1]}
     title = lesson.said[0] if lesson.has_run else f"{lesson.rows} x {lesson.columns} ranks: not trained yet"
@@ -279,8 +279,8 @@ def _draw(lesson: MeshTraining) -> Picture:
         axes.plot([], [], label=f"{way}: {what}; {size(nbytes)}", **{**style, "linewidth": 5})
     for rank in range(lesson.world_size):
         r, c = divmod(rank, lesson.columns)
-        axes.scatter(c, r, s=520, facecolor="white", edgecolor=LINES[rank % len(LINES)], linewidth=2, zorder=2)
-        axes.text(c, r, str(rank), ha="center", va="center", fontsize=11, color="#333", zorder=3)
+        axes.scatter(c, r, s=520, facecolor=ON_LINES, edgecolor=LINES[rank % len(LINES)], linewidth=2, zorder=2)
+        axes.text(c, r, str(rank), ha="center", va="center", fontsize=11, color=ON_PALE, zorder=3)
     axes.set(xlim=(-0.6, lesson.columns - 0.4), ylim=(lesson.rows - 0.5, -0.5), xticks=[], yticks=[])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)

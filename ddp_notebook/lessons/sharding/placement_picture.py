@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 _MOST = 12  # most tensors
 _HIGH, _WIDE = 0.8, 0.86  # largest share of a cell that a tensor covers
+_ROW_IN, _FIGURE_IN = 0.62, 8.4
+_LEFT = 1.7  # width of the names, in columns
+_FLATTEST = 8.0  # a tensor is drawn at most this many times as long as wide
 
 
 def placement(name: str = "model", *, session: Session | None = None) -> Picture:
-    """Draw the parts that each rank holds: a column for each rank, a row for each tensor.
+    """Draw the parts that each rank holds: a column for each rank, a row for each kind of tensor.
 
     The outline is the whole tensor, with its last dimension across and the others down. The part that the rank holds is
-    filled with its colour, and hatched if it is a partial sum.
+    filled with its colour, and hatched if it is a partial sum. Tensors of equal shape and equal parts share a row.
 
     Args:
         name: Name of a variable on the ranks, or of a part of one: "model", "model.blocks.0", "x".
@@ -40,39 +43,55 @@ def placement(name: str = "model", *, session: Session | None = None) -> Picture
     from ddp_notebook.display import INK, picture
 
     found = running(session).placement(name)
-    shown, ranks = found.tensors[:_MOST], found.ranks
+    kinds = _kinds(found.tensors)
+    shown, ranks = kinds[:_MOST], found.ranks
     total = sum(found.nbytes(rank) for rank in ranks)
     how = "" if found.is_sharded else " (not sharded)"
-    figure, (axes,) = picture(f"{name}{how}: {size(total)} on all ranks together", 0.9 + 0.62 * max(1, len(shown)))
+    figure, (axes,) = picture(f"{name}{how}: {size(total)} on all ranks together", 0.9 + _ROW_IN * max(1, len(shown)))
     axes.set_axis_off()
     axes.grid(visible=False)
-    more = len(found.tensors) - len(shown)
+    more = len(kinds) - len(shown)
     for at, rank in enumerate(ranks):
         text = f"rank {rank}\n{size(found.nbytes(rank))}"
         axes.text(at + 0.5, -0.08, text, ha="center", va="bottom", color=INK, fontsize=9)
-    for row, tensor in enumerate(shown):
-        words = f"{tensor.name}\n{' x '.join(map(str, tensor.shape)) or 'a number'}  {', '.join(tensor.placements)}"
+    for row, (tensor, count) in enumerate(shown):
+        alike = f" and {count - 1} alike" if count > 1 else ""
+        shape = " x ".join(map(str, tensor.shape)) or "a number"
+        words = f"{tensor.name}{alike}\n{shape}  {', '.join(tensor.placements)}"
         axes.text(-0.08, row + 0.5, words.rstrip(), ha="right", va="center", color=INK, fontsize=8)
         for at, rank in enumerate(ranks):
             if rank in tensor.parts:
-                _tensor(axes, at, row, tensor, rank)
+                _tensor(axes, at, row, tensor, rank, _FIGURE_IN / (len(ranks) + _LEFT))
     if more > 0:
         axes.text(-0.08, len(shown) + 0.1, f"... and {more} more", ha="right", va="top", color=INK, fontsize=8)
-    axes.set(xlim=(-1.6, len(ranks) + 0.1), ylim=(len(shown) + 0.3, -0.75))
+    axes.set(xlim=(0.1 - _LEFT, len(ranks) + 0.1), ylim=(len(shown) + 0.3, -0.75))
     return figure
 
 
-def _tensor(axes: Axes, column: int, row: int, tensor: TensorPlacement, rank: int) -> None:
+def _kinds(tensors: Sequence[TensorPlacement]) -> list[tuple[TensorPlacement, int]]:
+    """Return the first tensor of each kind, and the number of tensors with its shape, placements and parts."""
+    found: dict[str, tuple[TensorPlacement, int]] = {}
+    for tensor in tensors:
+        kind = repr((tensor.shape, tensor.placements, sorted(tensor.parts.items(), key=lambda item: item[0])))
+        first, count = found.get(kind, (tensor, 0))
+        found[kind] = first, count + 1
+    return list(found.values())
+
+
+def _tensor(axes: Axes, column: int, row: int, tensor: TensorPlacement, rank: int, column_in: float) -> None:
     from matplotlib.patches import Rectangle
 
     from ddp_notebook.display import INK, LINES
 
     part = tensor.parts[rank]
     shape, offset, held = tensor.shape or (1,), part.offset or (0,), part.size or (1,)
-    if len(shape) == 1:  # a column
-        shape, offset, held = (*shape, 1), (*offset, 0), (*held, 1)
+    if len(shape) == 1:  # a vector lies flat
+        shape, offset, held = (1, *shape), (0, *offset), (1, *held)
     across, down = shape[-1], prod(shape[:-1])
-    high, wide = _HIGH, _WIDE if across > 1 else 0.18
+    ratio = min(max(down / max(across, 1), 1 / _FLATTEST), _FLATTEST)
+    wide, high = _WIDE, _WIDE * ratio * column_in / _ROW_IN
+    if high > _HIGH:
+        wide, high = wide * _HIGH / high, _HIGH
     left, top = column + (1 - wide) / 2, row + (1 - high) / 2
     colour = LINES[rank % len(LINES)]
     axes.add_patch(Rectangle((left, top), wide, high, facecolor="none", edgecolor=INK, linewidth=0.6, label="whole"))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ddp_notebook import TensorPlacement
     from ddp_notebook.display import Picture
     from ddp_notebook.lessons.lesson import Wish
+    from ddp_notebook.run.sharding.placements import Part
     from ddp_notebook.session import Session
 
 Matrix = npt.NDArray[np.float64]
@@ -146,11 +147,11 @@ class Product(DisplayedLesson):
         if self.to_multiply:
             found.append(
                 f"Before that, to multiply at all, {', '.join(self.to_multiply)}: the pieces of A and B did not fit "
-                "each other, and DTensor has moved one of them without a word."
+                "each other, and DTensor moved one of them silently."
             )
         moved = f"in all {size(self.nbytes)} a rank" if self.nbytes else "no byte was sent"
-        same = "what NumPy says" if self.agrees else "NOT what NumPy says"
-        return [*found, f"Every rank has {same} in the end; {moved}."]
+        same = "the product that NumPy computes" if self.agrees else "NOT the product that NumPy computes"
+        return [*found, f"In the end every rank has {same}; {moved}."]
 
     def picture(self) -> Figure:
         """Return a figure of the matrices, coloured by the ranks that hold each element. It stays in a saved
@@ -250,43 +251,63 @@ def _drawn(held: Held) -> dict[str, Any]:
 
 
 def _draw(lesson: Product) -> Picture:
-    """Draw each matrix with its elements in the colours of the ranks that hold them. Partial sums are hatched."""
+    """Draw each matrix with its elements in the colours of the ranks that hold them. Partial sums are hatched.
+
+    A matrix of full size on every rank is drawn once for each rank, because one matrix in several colours would look
+    like shards.
+    """
     from matplotlib.patches import Rectangle
 
     from ddp_notebook.display import INK, LINES, picture
 
     title = lesson.said[0] if lesson.has_run else f"A is {lesson.of_a}, B is {lesson.of_b}: not multiplied yet"
     widths = [one.placement.shape[1] for one in lesson.held]
-    figure, panels = picture(title, 0.9 + 0.3 * max(one.placement.shape[0] for one in lesson.held), columns=widths)
+    figure, panels = picture(title, 1.3 + 0.3 * max(one.placement.shape[0] for one in lesson.held), columns=widths)
     for axes, held in zip(panels, lesson.held, strict=True):
         _matrix(axes, held)
     colours = [LINES[rank % len(LINES)] for rank in range(lesson.world_size)]
     marks = [Rectangle((0, 0), 1, 1, color=colour, label=f"rank {rank}") for rank, colour in enumerate(colours)]
     figure.legend(
-        handles=marks, loc="outside lower center", ncols=len(marks), frameon=False, fontsize=8, labelcolor=INK
+        handles=marks, loc="outside lower center", ncols=len(marks), frameon=False, fontsize=9, labelcolor=INK
     )
     return figure
 
 
 def _matrix(axes: Axes, held: Held) -> None:
+    from ddp_notebook.display import INK
+
+    placement = held.placement
+    rows, columns = placement.shape
+    parts = list(placement.parts.items())
+    is_whole = len(parts) > 1 and all(tuple(part.size) == (rows, columns) for _, part in parts)
+    words = ", ".join(placement.placements)
+    if is_whole:
+        words += f"\n{'a summand' if placement.is_partial else 'a copy'} on each rank"
+    across = 1 if not is_whole else 2 if len(parts) <= 4 else 4
+    down = -(-len(parts) // across) if is_whole else 1
+    gap = 0.15  # between copies, relative to their size
+    for at, (rank, part) in enumerate(parts):
+        scale = 1 / across if is_whole else 1.0
+        corner = ((at % across) * (1 + gap) * columns * scale, (at // across) * (1 + gap) * rows * scale)
+        _part(axes, rank, part, corner if is_whole else (0.0, 0.0), scale, is_partial=placement.is_partial)
+    spaces = gap / across if is_whole else 0
+    right, bottom = columns * (1 + (across - 1) * spaces), rows * (down / across + (down - 1) * spaces)
+    axes.set(xlim=(-0.05, right + 0.05), ylim=(bottom + 0.05, -0.05), xticks=[], yticks=[], aspect="equal")
+    axes.set_title(f"{held.name}: {words}", color=INK, fontsize=9)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+
+
+def _part(axes: Axes, rank: int, part: Part, corner: tuple[float, float], scale: float, *, is_partial: bool) -> None:
+    """Draw the elements that a rank holds."""
     from matplotlib.patches import Rectangle
 
     from ddp_notebook.display import INK, LINES
 
-    placement = held.placement
-    rows, columns = placement.shape
-    holders: dict[tuple[int, int], list[int]] = {}
-    for rank, part in placement.parts.items():
-        for r in range(part.size[0]):
-            for c in range(part.size[1]):
-                holders.setdefault((part.offset[0] + r, part.offset[1] + c), []).append(rank)
-    for (r, c), ranks in holders.items():
-        for at, rank in enumerate(ranks):  # an element on several ranks has a stripe for each
-            wide, colour = 1 / len(ranks), LINES[rank % len(LINES)]
-            hatch: dict[str, Any] = {"alpha": 0.45, "hatch": "///", "edgecolor": colour} if placement.is_partial else {}
-            axes.add_patch(Rectangle((c + at * wide, r), wide, 1, facecolor=colour, linewidth=0, **hatch))
-        axes.add_patch(Rectangle((c, r), 1, 1, facecolor="none", edgecolor=INK, linewidth=0.4))
-    axes.set(xlim=(0, columns), ylim=(rows, 0), xticks=[], yticks=[], aspect="equal")
-    axes.set_title(f"{held.name}: {', '.join(placement.placements)}", color=INK, fontsize=9.5)
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
+    colour = LINES[rank % len(LINES)]
+    hatch: dict[str, Any] = {"alpha": 0.45, "hatch": "///", "edgecolor": colour} if is_partial else {}
+    for r in range(part.size[0]):
+        for c in range(part.size[1]):
+            place = corner[0] + (part.offset[1] + c) * scale, corner[1] + (part.offset[0] + r) * scale
+            axes.add_patch(Rectangle(place, scale, scale, facecolor=colour, linewidth=0, **hatch))
+            axes.add_patch(Rectangle(place, scale, scale, facecolor="none", edgecolor=INK, linewidth=0.4))

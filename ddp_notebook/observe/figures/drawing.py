@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from matplotlib import font_manager
@@ -21,7 +21,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, ScalarFormatter
 
-from ddp_notebook.observe.figures.palette import ACTIONS, FILLS, INK, LINES
+from ddp_notebook.observe.figures.palette import ACTIONS, FILLS, INK, LINES, ON_LINES, ON_PALE
 
 FAINT = (0.5, 0.5, 0.5, 0.25)  # colour of the grid and of bands
 
@@ -176,13 +176,22 @@ def paler(color: Any, share: float) -> tuple[float, ...]:
     return tuple(1 - share * (1 - part) for part in to_rgb(color))
 
 
-def key(figure: Figure, meanings: Sequence[str], more: Sequence[Artist] = (), *, is_placed: bool = False) -> None:
+def key(
+    figure: Figure,
+    meanings: Sequence[str],
+    more: Sequence[Artist] = (),
+    *,
+    is_placed: bool = False,
+    words: Mapping[str, str] | None = None,
+) -> None:
     """Add a legend of the colours, in rows below the figure.
 
     Args:
         is_placed: the caller has left room for it.
+        words: labels by meaning, instead of the usual ones.
     """
-    patches = [Patch(label=_MEANINGS[meaning].words, **fill_style(meaning)) for meaning in meanings]
+    labels = {meaning: _MEANINGS[meaning].words for meaning in meanings} | dict(words or {})
+    patches = [Patch(label=labels[meaning], **fill_style(meaning)) for meaning in meanings]
     legend = figure.legend(
         handles=[*patches, *more],
         loc="lower left" if is_placed else "outside lower left",
@@ -201,7 +210,7 @@ def text_on(meaning: str) -> str:
     red, green, blue, opacity = to_rgba(_MEANINGS[meaning].face)
     if opacity < 0.5:
         return INK
-    return "#202020" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.6 else "#FFFFFF"
+    return ON_PALE if 0.3 * red + 0.59 * green + 0.11 * blue > 0.6 else ON_LINES
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:

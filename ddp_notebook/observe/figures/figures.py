@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.remote import AutogradContext, Reference, RemoteCall
-from ddp_notebook.observe.tables.matching import RowSource, in_cell, label_of
+from ddp_notebook.observe.tables.matching import RowSource, in_cell
 from ddp_notebook.observe.views import Metric, Pipeline
 
 if TYPE_CHECKING:
@@ -123,11 +123,11 @@ def pipeline(recording: RowSource, shown: Pipeline) -> Picture:
         >>> size = {"ranks": (0,), "stages": 1, "microbatches": 1, "even_bubble": 0.0}
         >>> shown = Pipeline(schedule="ScheduleGPipe", cell=1, step=0, actions=(one,), ideal=(one,), **size)
         >>> pipeline(Recording(1), shown).get_suptitle()
-        'ScheduleGPipe with 1 stage and 1 microbatch: 0 % of 1.00 ms is bubble, 0 % if messages took no time (cell 1)'
+        'GPipe, 1 stage, 1 microbatch: bubble 0 %, 0 % if messages took no time'
     """
     from ddp_notebook.observe.figures import pipeline_figure
 
-    return pipeline_figure.pipeline(shown, label_of(recording, shown.cell))
+    return pipeline_figure.pipeline(shown)
 
 
 def bandwidth(recording: RowSource, cell: int | None = None) -> Picture:

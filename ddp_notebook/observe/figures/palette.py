@@ -27,7 +27,7 @@ FILLS = {
     "input": Fill("input", "#A862A0"),
     "compute": Fill("compute", "#0072B2"),
     "overlapped": Fill("compute while data moves", "#0072B2", "#8CC8EE", "////"),
-    "hidden": Fill("transfer behind compute", "#56B4E9"),
+    "hidden": Fill("hidden communication", "#56B4E9"),
     "exposed": Fill("exposed communication", "#D55E00"),
     "waiting": Fill("waiting for a slower rank", _HOLLOW, "#808080"),
     "optimizer": Fill("optimizer", "#009E73"),
@@ -45,4 +45,7 @@ ACTIONS = {
 STEP_PARTS = ("input", "compute", "overlapped", "exposed", "waiting", "optimizer", "rest")
 # Colours of lines with labels, for ranks and operations. The second eight lines are dashed. Each colour has a contrast
 # of 3:1 both on white and on a dark notebook.
+ON_LINES = "#FFFFFF"  # text on an area in one of `LINES`
+ON_PALE = "#202020"  # text on a pale area, which is pale on dark pages too
+ALARM = "#D9822B"  # a warning's line
 LINES = ("#0072B2", "#D55E00", "#00855F", "#B5508A", "#9A6B00", "#3D9BD6", "#7458B0", "#6A6A6A")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddp_notebook.observe.figures.drawing import Picture, fill_style, key, paler, picture, text_on
-from ddp_notebook.observe.figures.palette import INK
+from ddp_notebook.observe.figures.palette import INK, ON_PALE
 from ddp_notebook.observe.views import Action, Pipeline
 from ddp_notebook.records.units import ms, percent
 
@@ -20,13 +20,12 @@ _LEAST_NAMED = 0.012  # least share of the width at which an action has room for
 _ORDER = ("forward", "backward", "input gradient", "weight gradient", "bubble")
 
 
-def pipeline(shown: Pipeline, cell: str) -> Picture:
+def pipeline(shown: Pipeline) -> Picture:
     """Draw `figures.pipeline`."""
     rows = len(shown.ranks)
     sizes = _count(shown.stages, "stage", "s"), _count(shown.microbatches, "microbatch", "es")
-    title = f"{shown.schedule} with {sizes[0]} and {sizes[1]}: "
-    title += f"{percent(shown.bubble)} of {ms(shown.span_ns)} is bubble, "
-    title += f"{percent(shown.ideal_bubble)} if messages took no time ({cell})"
+    title = f"{shown.schedule.removeprefix('Schedule')}, {sizes[0]}, {sizes[1]}: "
+    title += f"bubble {percent(shown.bubble)}, {percent(shown.ideal_bubble)} if messages took no time"
     figure, (above, below) = picture(title, 2 * _ROW * max(rows, 2) + 1.9, (1.0, 1.0))
     longest = max(shown.span_ns, shown.ideal_span_ns)
     _draw(above, shown, shown.actions, "measured", longest)
@@ -56,7 +55,7 @@ def _draw(axes: Axes, shown: Pipeline, actions: Sequence[Action], words: str, lo
         # Mixed with white and opaque, because the number is dark, and the page may be dark.
         style |= {"facecolor": paler(style["facecolor"], share), "edgecolor": INK, "linewidth": 0.5}
         axes.barh(rows, widths, left=lefts, height=0.8, **style)
-        color = text_on(kind) if share > 0.8 else "#202020"
+        color = text_on(kind) if share > 0.8 else ON_PALE
         for one, row, left, width in zip(some, rows, lefts, widths, strict=True):
             if width > _LEAST_NAMED * longest_ns / 1e6:
                 axes.text(left + width / 2, row, str(one.microbatch), color=color, ha="center", va="center", fontsize=8)

@@ -150,13 +150,13 @@ class _Drawing:
             axes.plot([x, x], [-0.4, height], color=FAINT, lw=1, ls=(0, (2, 3)), zorder=0)
             axes.text(x, -0.9, f"rank {rank}", ha="center", va="center", fontsize=9, fontweight="bold", color=INK)
         first = self.moments[0].time_ns
-        before = None
+        before = ""
         for row, moment in enumerate(self.moments):
             ms = (moment.time_ns - first) / 1e6
-            if before is None or ms - before >= 0.05:
-                words = f"{ms:.1f} ms" if ms < 9.95 else f"{ms:.0f} ms"
+            words = f"{ms:.1f} ms" if ms < 9.95 else f"{ms:.0f} ms"
+            if words != before:
                 axes.text(-0.6, row, words, fontsize=7.5, va="center", color=INK)
-            before = ms
+            before = words
 
     def calls_of(self) -> None:
         """Draw bars, arrows, answers and names."""

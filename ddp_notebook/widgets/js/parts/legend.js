@@ -23,7 +23,7 @@ export function legend(el, env) {
   const document = el.ownerDocument;
   const list = document.createElement("ul");
   list.className = "ddpm-legend";
-  const meanings = [...PARTS.map((part) => [part, WORDS[part]]), ["backward", "backward"], ["hidden", "transfer behind compute"]];
+  const meanings = [...PARTS.map((part) => [part, WORDS[part]]), ["backward", "backward"], ["hidden", "hidden communication"]];
   const swatches = meanings.map(([part, words]) => {
     const item = document.createElement("li");
     const swatch = document.createElement("i");

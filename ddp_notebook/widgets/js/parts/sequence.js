@@ -53,8 +53,8 @@ export function moments({ calls, pairs, references }) {
   });
   references.forEach((one, at) => {
     const what = one.what || "a value";
-    for (const user of one.users) if (user.deleted !== null && user.rank !== one.owner) found.push({ at: user.deleted, what: "gone", call: at, words: `rank ${user.rank} lets go of its reference to ${what}` });
-    if (one.deleted !== null) found.push({ at: one.deleted, what: "gone", call: at, words: `nobody has a reference any more: rank ${one.owner} deletes ${what}` });
+    for (const user of one.users) if (user.deleted !== null && user.rank !== one.owner) found.push({ at: user.deleted, what: "gone", call: at, words: `rank ${user.rank} releases its reference to ${what}` });
+    if (one.deleted !== null) found.push({ at: one.deleted, what: "gone", call: at, words: `the last reference is gone: rank ${one.owner} deletes ${what}` });
   });
   return found.sort((a, b) => a.at - b.at || order[a.what] - order[b.what]);
 }
@@ -123,8 +123,9 @@ export function sequence(document, drawn, shown, words) {
     const head = svg(document, "rect", { x: x(rank) - 36, y: 4, width: 72, height: 22, rx: 4, class: "ddps-lifehead" });
     picture.append(svg(document, "line", { x1: x(rank), x2: x(rank), y1: 26, y2: height - 4, class: "ddps-lifeline" }), head, svg(document, "text", { x: x(rank), y: 20, class: "ddps-lifename" }, `rank ${rank}`));
   }
-  all.forEach((moment, row) => {
-    if (row < shown && (row === 0 || moment.at - all[row - 1].at >= 0.05)) picture.append(svg(document, "text", { x: 2, y: y(row) + 4, class: "ddps-when" }, `${moment.at < 9.95 ? moment.at.toFixed(1) : moment.at.toFixed(0)} ms`));
+  const when = all.map(({ at }) => `${at < 9.95 ? at.toFixed(1) : at.toFixed(0)} ms`);
+  when.forEach((words, row) => {
+    if (row < shown && words !== when[row - 1]) picture.append(svg(document, "text", { x: 2, y: y(row) + 4, class: "ddps-when" }, words));
   });
   if (shown) picture.append(svg(document, "rect", { x: LEFT - 8, y: y(shown - 1) - LINE / 2, width: WIDTH - LEFT + 4, height: LINE, rx: 4, class: "ddps-now" }));
 
