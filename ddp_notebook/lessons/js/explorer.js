@@ -333,7 +333,7 @@ export function explorer(el, link, status) {
     reveal.classList.toggle("ddpl-main", isRun && !isRevealed);
     enable(again, isRevealed || Object.keys(guesses).length > 0);
     const [right, all] = isRevealed ? score(now, guesses) : [0, 0];
-    const checked = now.agrees ? "The notebook has computed the same numbers with NumPy." : "The ranks do NOT have the numbers that NumPy computes.";
+    const checked = now.agrees ? "NumPy computes the same numbers." : "The ranks do NOT have the numbers that NumPy computes.";
     verdict.textContent = isRevealed && isRun ? (all ? `${right} of ${all} cells right. ` : "") + checked : "";
     verdict.classList.toggle("ddpl-bad", isRevealed && isRun && (!now.agrees || right < all));
   }
