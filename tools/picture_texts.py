@@ -3,7 +3,7 @@
     import tools.picture_texts as texts
 
     texts.record()                     # from now on, in this process
-    texts.read(png)                    # Texts(title="...", labels=[...], smallest_px=9.3, overlaps=[])
+    texts.read(png)                    # Texts(title="...", labels=[...], smallest_px=9.3, overlaps=[], cut=[])
 
 A stored picture of a notebook keeps them, so that a test can compare it with a fresh execution of the notebook without
 comparing pixels, which contain measured times.
@@ -11,6 +11,7 @@ comparing pixels, which contain measured times.
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
@@ -33,12 +34,14 @@ class Texts:
         labels: Titles and axis labels of its axes, without empty ones.
         smallest_px: Height of the smallest letters in pixels on a page of `SHOWN_PX`.
         overlaps: Pairs of texts that cover each other.
+        cut: Texts that extend beyond the figure.
     """
 
     title: str
     labels: list[str]
     smallest_px: float
     overlaps: list[list[str]]
+    cut: list[str]
 
 
 def record() -> None:
@@ -49,6 +52,7 @@ def record() -> None:
     if hasattr(original, "records_texts"):
         return
 
+    @functools.wraps(original)  # matplotlib reads the signature
     def print_png(canvas: Any, target: Any, *, metadata: Any = None, **options: Any) -> None:
         canvas.draw()
         said = {KEYWORD: json.dumps(asdict(texts_of(canvas.figure)))}
@@ -69,6 +73,7 @@ def texts_of(figure: Any) -> Texts:
         labels=labels,
         smallest_px=round(min((text.get_fontsize() for text in shown), default=99.0) / 72 * px_per_in, 2),
         overlaps=_overlaps(shown, figure.canvas.get_renderer()),
+        cut=[text.get_text() for text in shown if _is_cut(text, figure)],
     )
 
 
@@ -119,6 +124,11 @@ def _ticks_outside(axis: Any) -> Iterator[Any]:
         for tick in ticks:
             if not low - margin <= tick.get_loc() <= high + margin or not tick.get_visible():
                 yield from (tick.label1, tick.label2)
+
+
+def _is_cut(text: Any, figure: Any) -> bool:
+    box, whole = text.get_window_extent(figure.canvas.get_renderer()), figure.bbox
+    return bool(box.x0 < whole.x0 - 2 or box.x1 > whole.x1 + 2 or box.y0 < whole.y0 - 2 or box.y1 > whole.y1 + 2)
 
 
 def _overlaps(shown: list[Any], renderer: Any) -> list[list[str]]:

@@ -59,14 +59,16 @@ def cell(
     axes.text(*place, words, ha="center", va="center", fontsize=8.5, color=INK, fontweight=weight)
 
 
-def legend(figure: Figure, world_size: int) -> None:
-    """Add a legend of the colours of the ranks below a figure."""
+def legend(figure: Figure, world_size: int, note: str = "") -> None:
+    """Add a note and a legend of the colours of the ranks below a figure."""
     handles = [
         Rectangle((0, 0), 1, 1, color=LINES[rank % len(LINES)], label=f"{'data of ' * (not rank)}rank {rank}")
         for rank in range(world_size)
     ]
-    figure.legend(handles=handles, loc="outside lower left", ncols=8, frameon=False, fontsize=9, labelcolor=INK,
-                  handlelength=1.2, columnspacing=1.2)  # fmt: skip
+    found = figure.legend(handles=handles, loc="outside lower left", ncols=8, frameon=False, fontsize=9,
+                          labelcolor=INK, handlelength=1.2, columnspacing=1.2, title=note, title_fontsize=9,
+                          alignment="left")  # fmt: skip
+    found.get_title().set_color(INK)
 
 
 def number(value: Any) -> str:

@@ -81,7 +81,7 @@ class Collective:
 
     @property
     def meaning(self) -> str:
-        """Return the purpose of a call by a parallel library of torch: "gather of parameters"; "" for calls by the
+        """Return the purpose of a call by a parallel library of torch: "all-gather of parameters"; "" for calls by the
         user.
         """
         return meaning(self.origin, self.op)

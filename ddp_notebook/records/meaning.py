@@ -7,8 +7,8 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 _MEANINGS = {  # origin -> prefix of the operation name -> purpose
     "ddp": {"all_reduce": "mean of gradients", "broadcast": "parameters or buffers of rank 0"},
     "fsdp": {
-        "all_gather": "gather of parameters",
-        "reduce_scatter": "scatter of gradients",
+        "all_gather": "all-gather of parameters",
+        "reduce_scatter": "reduce-scatter of gradients",
         "all_reduce": "sum of gradients over replicas",
     },
     "dtensor": {
@@ -33,7 +33,7 @@ def meaning(origin: str, op: str) -> str:
 
     Example:
         >>> meaning("fsdp", "all_gather_single"), meaning("user", "all_reduce")
-        ('gather of parameters', '')
+        ('all-gather of parameters', '')
     """
     found = (words for start, words in _MEANINGS.get(origin, {}).items() if op.startswith(start))
     return next(found, "")

@@ -354,8 +354,8 @@ def training_on_a_mesh(mesh: Lesson, size: int) -> None:
     mine = [one for one in mesh.state["calls"] if one["rank"] == 0]
     assert mesh.root.locator(".ddpl-went-row").count() == len(mine) > 0
     assert mesh.root.locator(".ddpl-went-column").count() == 0
-    mesh.choose("what is sent", "gather of parameters")
-    others = [one for one in mine if one["purpose"] != "gather of parameters"]
+    mesh.choose("what is sent", "all-gather of parameters")
+    others = [one for one in mine if one["purpose"] != "all-gather of parameters"]
     assert mesh.root.locator(".ddpl-went-row.ddpl-others").count() == len(others) > 0
     mesh.choose("look at", str(size - 1))
     expect(mesh.root.locator(".ddpl-moved caption")).to_have_text(f"What rank {size - 1} moves in one step")

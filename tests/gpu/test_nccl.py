@@ -178,7 +178,7 @@ def test_collectives_of_fsdp2_are_named_and_train(ranks):
     calls = of_last_cell(ranks, rank=0)
     named = {(call.module, call.meaning) for call in calls}
     for module in ("0", "2", "4"):
-        assert (module, "gather of parameters") in named and (module, "scatter of gradients") in named, named
+        assert (module, "all-gather of parameters") in named and (module, "reduce-scatter of gradients") in named, named
 
 
 def test_memory_of_the_gpu_is_split(ranks):

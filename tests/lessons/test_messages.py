@@ -105,7 +105,7 @@ def test_costs_are_measured_fitted_and_counted(ranks):
         one = costs.fit[name]
         assert one.alpha_s >= 0 and one.beta_s_per_byte >= 0 and one.alpha_s + one.beta_s_per_byte > 0
     assert "parameter server" in costs._repr_html_()
-    assert costs.plot().axes[0].get_ylabel() == "ms"
+    assert costs.plot().axes[0].get_ylabel() == "time (ms)"
 
 
 @pytest.mark.parametrize("name", plans.REDUCES)

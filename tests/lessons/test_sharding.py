@@ -110,7 +110,7 @@ def test_a_mesh_is_driven_by_messages(ranks):
     state = plain(training)
     assert state["right"] is True and state["heights"] == [one for one in range(1, ranks + 1) if ranks % one == 0]
     mine = [one for one in state["calls"] if one["rank"] == 0]
-    assert {one["purpose"] for one in mine} == {"gather of parameters", "scatter of gradients"}
+    assert {one["purpose"] for one in mine} == {"all-gather of parameters", "reduce-scatter of gradients"}
     assert all(0 <= one["start"] <= one["end"] for one in mine)
     with pytest.raises(UsageError, match=rf"rows must divide the {ranks} ranks evenly \(1, "):
         training.act({"do": "configure", "options": {"rows": 5, "way": "HSDP"}})

@@ -47,7 +47,7 @@ def test_messages_find_their_receivers(session):
     assert figure._repr_png_()[0].startswith(b"\x89PNG")
 
 
-def test_a_bar_is_as_long_as_its_rank_stood_still(session):
+def test_a_bar_is_as_long_as_its_rank_was_blocked(session):
     session.run(
         "import time\n"
         "if rank == 0: dist.send(torch.ones(1), dst=1)\n"
@@ -55,4 +55,4 @@ def test_a_bar_is_as_long_as_its_rank_stood_still(session):
     )
     figure = exchanges(session.recording)
     longest = max(bar.get_width() for bar in figure.axes[0].patches if isinstance(bar, Rectangle))
-    assert figure.axes[0].get_xlabel() == "ms" and 300 < longest < 1000
+    assert figure.axes[0].get_xlabel() == "time (ms)" and 300 < longest < 1000

@@ -78,12 +78,12 @@ _ORDER = "Create them in the same order on all ranks"
 WRONG = {
     "an expert for each rank": Wrong(
         "mixture = Mixture()\nfor one in mixture.experts: fully_shard(one)\nmixture(x, rank)",
-        ("gather of parameters of experts.0 (Scale)", "gather of parameters of experts.1 (Scale 2)", _MIXTURE),
+        ("all-gather of parameters of experts.0 (Scale)", "all-gather of parameters of experts.1 (Scale 2)", _MIXTURE),
         is_quick=True,
     ),
     "an expert for each rank, in a list": Wrong(
         "experts = sharded(2)\nexperts[rank](x)",
-        ("rank 0 calls all_gather_single(float32[2], gather of parameters of Scale, cell line 2", "of Scale 2,"),
+        ("rank 0 calls all_gather_single(float32[2], all-gather of parameters of Scale, cell line 2", "of Scale 2,"),
     ),
     "the expert with the largest score": Wrong(
         "experts = sharded(2)\nscores = torch.tensor([rank, 1.0 - rank])\nexperts[int(scores.argmax())](x)",
@@ -91,7 +91,7 @@ WRONG = {
     ),
     "a sharded root with an expert for each rank": Wrong(
         "mixture = Mixture()\nfor one in mixture.experts: fully_shard(one)\nfully_shard(mixture)\nmixture(x, rank)",
-        ("gather of parameters of experts.0 (Scale)", "gather of parameters of experts.1 (Scale 2)"),
+        ("all-gather of parameters of experts.0 (Scale)", "all-gather of parameters of experts.1 (Scale 2)"),
     ),
     "two towers in another order": Wrong(
         "towers = sharded(2)\nfor tower in towers if rank == 0 else towers[::-1]: tower(x)",
@@ -99,13 +99,13 @@ WRONG = {
     ),
     "a layer that one rank drops": Wrong(
         "stack = sharded_stack()\nstack(x, [0, 1, 2] if rank == 0 else [0, 2])",
-        ("gather of parameters of layers.1 (Scale 2)", "gather of parameters of layers.2 (Scale 3)"),
+        ("all-gather of parameters of layers.1 (Scale 2)", "all-gather of parameters of layers.2 (Scale 3)"),
         is_quick=True,
     ),
     "layers dropped at random": Wrong(
         "import random\nrandom.seed(rank)\nstack = sharded_stack(8)\n"
         "for _ in range(5): stack(x, [at for at in range(8) if random.random() > 0.3])",
-        ("gather of parameters of layers.",),
+        ("all-gather of parameters of layers.",),
     ),
     "layers from the last to the first on one rank": Wrong(
         "stack = sharded_stack()\nstack(x, [0, 1, 2] if rank == 0 else [2, 1, 0])",
@@ -117,7 +117,7 @@ WRONG = {
     ),
     "the backward of another loss": Wrong(
         "first, second = sharded(2)\nlosses = first(x).sum(), second(x).sum()\nlosses[rank].backward()",
-        ("scatter of gradients of Scale,", "scatter of gradients of Scale 2,", _MIXTURE),
+        ("reduce-scatter of gradients of Scale,", "reduce-scatter of gradients of Scale 2,", _MIXTURE),
     ),
     "another module gathered by hand": Wrong(
         "first, second = sharded(2)\n(first if rank == 0 else second).unshard()",

@@ -58,12 +58,16 @@ torch.manual_seed(0)
 ids = torch.arange(12).reshape(2, 6) % 11
 """
 
-_FSDP = [("blocks.0", "gather of parameters"), ("blocks.1", "gather of parameters"), ("(root)", "gather of parameters")]
+_FSDP = [
+    ("blocks.0", "all-gather of parameters"),
+    ("blocks.1", "all-gather of parameters"),
+    ("(root)", "all-gather of parameters"),
+]
 _CASES = {  # a model, the modules of its forward's collectives, and of its backward's
     "FSDP2": (
         "net = Net([Block(), Block()])\nfor b in net.blocks: fully_shard(b)\nfully_shard(net)",
         _FSDP,
-        [*_FSDP[:2], *[(name, "scatter of gradients") for name in ("(root)", "blocks.0", "blocks.1")]],
+        [*_FSDP[:2], *[(name, "reduce-scatter of gradients") for name in ("(root)", "blocks.0", "blocks.1")]],
     ),
     "tensor parallel": (
         "net = Net([MLP(), MLP()])\nfor b in net.blocks: parallelize_module(b, mesh, "
@@ -449,7 +453,7 @@ def test_hsdp_on_a_mesh_of_two_by_two(make_session_alone):
     assert sorted(set(named(session, backward=True))) == sorted(
         [
             *_FSDP[:2],
-            *[(name, "scatter of gradients") for name in names],
+            *[(name, "reduce-scatter of gradients") for name in names],
             *[(name, "sum of gradients over replicas") for name in names],
         ]
     )

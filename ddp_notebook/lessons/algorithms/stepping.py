@@ -397,14 +397,13 @@ def _draw(stepper: Stepper) -> Picture:
                     words += "\N{HORIZONTAL ELLIPSIS}"
                 rank_columns.cell(axes, rank, 0.9 + at, words, who, is_new=(rank, at) in touched)
     busiest = stepper.busiest_link
-    note = (stepper.states[-1].rule or stepper.rule) + (
+    note = (f"last step: {stepper.states[-1].rule}" if stepper.taken else f"first step: {stepper.rule}") + (
         f"\nbusiest link {busiest[0][0]} -> {busiest[0][1]}: {size(busiest[1])}; through the ranks: "
         + ", ".join(f"{rank}: {size(of)}" for rank, of in plans.through_ranks(stepper.bytes_moved).items())
         if busiest
         else ""
     )
-    figure.supxlabel(note, fontsize=9, color=INK, ha="left", x=0.01, wrap=True)
-    rank_columns.legend(figure, n)
+    rank_columns.legend(figure, n, note)
     return figure
 
 

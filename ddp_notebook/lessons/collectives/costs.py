@@ -119,7 +119,7 @@ def measure(
     algorithms: Sequence[str] | None = None,
     repeats: int = 5,
     link_mb_s: float | None = None,
-    link_ms: float = 0.5,
+    link_ms: float = 2.0,
     session: Session | None = None,
 ) -> Costs:
     """Measure all-reduce algorithms, and the all_reduce of the backend.
@@ -244,7 +244,7 @@ def _draw(found: Costs) -> Picture:
             label=f"{_named(name, found)}: {one.messages} x {one.alpha_s * 1e3:.2f} ms + "
             f"{one.bytes_factor:g} n / {1e-6 / one.beta_s_per_byte if one.beta_s_per_byte else float('inf'):.0f} MB/s",
         )
-    above.set(xscale="log", yscale="log", ylabel="ms")
+    above.set(xscale="log", yscale="log", ylabel="time (ms)")
     above.yaxis.label.set_color(INK)
     above.xaxis.set_major_formatter(FuncFormatter(lambda x, _: size(x)))
     for axis_format in (above.yaxis.set_major_formatter, above.yaxis.set_minor_formatter):

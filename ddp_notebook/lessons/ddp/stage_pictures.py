@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -98,7 +98,7 @@ def _filling(found: Stage) -> Picture:
     """Draw when each gradient of rank 0 was ready and its bucket, and below it the local gradients."""
     names = [whose for _, what, whose in found.events if what == "gradient"]
     ranks = len(found.before)
-    heights = (0.24 * (len(names) + 2) + 0.5, 0.3 * ranks + 0.45)
+    heights = (0.24 * (len(names) + len(found.buckets)) + 0.5, 0.3 * ranks + 0.45)
     figure, (above, below) = picture(f"3. {found.title}", 1.2 + sum(heights), heights)
     bucket_of = {name: at for at, bucket in enumerate(found.buckets) for name in bucket.parameters}
     row = full = 0
@@ -112,21 +112,14 @@ def _filling(found: Stage) -> Picture:
             above.text(1.03 * last, row, number, color=color, va="center", fontsize=_LABEL)
             row += 1
         else:
-            above.axvline(at, color=LINES[full % len(LINES)], linewidth=1.2, linestyle=(0, (4, 3)))
-            words = f"bucket {full} is full "
-            # The first bucket has the highest label, so that a label lies left of the lines of later buckets.
-            above.text(
-                at,
-                -0.9 - 0.75 * (min(len(found.buckets), 3) - 1 - full % 3),
-                words,
-                color=INK,
-                fontsize=_LABEL,
-                ha="right",
-                va="center",
-            )
+            # The line of a bucket ends at its label, and that of a later bucket is higher, so no line crosses a label.
+            top = -0.9 - 0.75 * full
+            style: dict[str, Any] = {"color": LINES[full % len(LINES)], "linewidth": 1.2, "linestyle": (0, (4, 3))}
+            above.plot([at, at], [top, len(names)], **style)
+            above.text(at, top, f"bucket {full} is full ", color=INK, fontsize=_LABEL, ha="right", va="center")
             full += 1
     above.set_yticks(range(len(names)), names)
-    above.set_ylim(len(names) - 0.4, -1.4 - 0.75 * min(full - 1, 2))
+    above.set_ylim(len(names) - 0.4, -1.4 - 0.75 * (full - 1))
     above.set_xlim(0, 1.13 * last)
     above.grid(visible=False, axis="y")
     above.set_xlabel("ms since the backward of rank 0 began; from top to bottom in the order of becoming ready")

@@ -15,7 +15,7 @@
  */
 
 import { statusLine } from "../../widgets/js/parts/a11y.js";
-import { palette, themeOf } from "../../widgets/js/drawing/colours.js";
+import { palette, textOn, themeOf } from "../../widgets/js/drawing/colours.js";
 import sequenceStyle from "../../widgets/js/parts/sequence.css";
 import { explorer } from "./explorer.js";
 import { linkTo } from "./link.js";
@@ -56,6 +56,9 @@ function render({ model, el }) {
     const colours = palette(themeOf(root));
     root.dataset.theme = colours.theme;
     colours.ranks.forEach((colour, rank) => root.style.setProperty(`--rank${rank}`, colour));
+    root.style.setProperty("--accent", colours.focus);
+    root.style.setProperty("--on-accent", textOn(colours.focus));
+    root.style.setProperty("--bad", colours.alarm);
     for (const part of ["compute", "hidden", "exposed", "waiting", "waitingLine"]) root.style.setProperty(`--${part}`, colours.fill[part]);
   }
   theme();

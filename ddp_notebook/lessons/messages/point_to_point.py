@@ -142,7 +142,7 @@ class Scene(DisplayedLesson):
         return [
             [(event.start_ms, event.end_ms, "compute")]
             if event.what == "work"
-            else call_spans(event.start_ms, event.end_ms, event.blocked_ms, both.get(at))
+            else call_spans(event.start_ms, event.end_ms, _blocked(event), both.get(at))
             for at, event in enumerate(self.events)
         ]
 
@@ -353,6 +353,11 @@ def _draw(scene: Scene) -> Picture:
     words = {"compute": "own work", **PARTS}
     key(figure, [part for part in words if part in used], words=words)
     return figure
+
+
+def _blocked(event: Event) -> float:
+    """Return for how long a call blocked its program: send and recv from their beginning to their end."""
+    return event.blocked_ms if event.what.startswith("i") else event.end_ms - event.start_ms
 
 
 def _labels(events: Sequence[Event], end_ms: float) -> list[tuple[float, str]]:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _SHORTEST = 0.004  # shortest bar, as a share of the width, so that it is visible
 # The parts of a call, with the colours that all pictures use for them.
 PARTS = {
-    "hidden": "message under way, the program runs on",
-    "waiting": "blocked, the other rank has not called yet",
-    "exposed": "blocked, the message is under way",
+    "hidden": "message under way, the program runs",
+    "waiting": "blocked: the other rank has not called",
+    "exposed": "blocked: message under way",
 }
 
 

@@ -143,7 +143,7 @@ class Product(DisplayedLesson):
             return []
         verdict = {None: "", True: "You were right: ", False: f"Not {self.guessed!r}: "}[self.is_right]
         words = f"{verdict}{self.answer}; {_WHY.get(self.answer, 'so it was recorded.')}"
-        found = [words[0].upper() + words[1:]]
+        found = [words]
         if self.to_multiply:
             found.append(
                 f"Before that, to multiply at all, {', '.join(self.to_multiply)}: the pieces of A and B did not fit "

@@ -195,7 +195,7 @@ def key(
     legend = figure.legend(
         handles=[*patches, *more],
         loc="lower left" if is_placed else "outside lower left",
-        ncols=4,
+        ncols=4 if words is None else 2,
         frameon=False,
         fontsize=_LABEL_PT,
         labelcolor=INK,
