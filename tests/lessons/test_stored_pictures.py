@@ -132,7 +132,7 @@ def test_small_and_covered_and_cut_texts_are_found():
     assert texts(places=(0.1, 0.12)).overlaps == [["a label", "a label"]]
     assert texts(size=5, places=(0.1,)).smallest_px < LEAST_PX < texts(size=7, places=(0.1,)).smallest_px
     figure, (axes,) = picture("a title", 2.0, layout=None)
-    axes.text(1.05, 0.5, "a label")
+    axes.text(1.3, 0.5, "a label")
     found = read(figure._repr_png_()[0])
     assert found is not None and found.cut == ["a label"]
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _LINE_IN = 0.19  # height of a moment
 _ROW_IN = 0.36  # height of a reference
+_TALLEST_IN = 8.0  # a figure shows fewer calls rather than be higher than a screen
 _BAR = 0.035  # width of an execution bar, in columns
 _STEP = 0.05  # distance between bars side by side
 _REFERENCE = "#217FBF"  # contrast 4.3:1 on white and on #111, because lines are thin
@@ -55,10 +56,13 @@ def draw(
         calls: in the order in which they were made; not empty.
         references: references to draw below.
         contexts: distributed autograd contexts, whose pairs of send and recv are drawn.
-        most: number of calls to draw, the first ones.
+        most: largest number of calls to draw, the first ones.
     """
-    shown, left_out = list(calls[:most]), len(calls) - most
     references = drawn_references(references)
+    lines = (_TALLEST_IN - 0.8) / _LINE_IN - 1 - (len(references) * _ROW_IN / _LINE_IN + 1 if references else 0)
+    while most > 1 and len(_moments(calls[:most], [])) > lines:
+        most -= 1
+    shown, left_out = list(calls[:most]), len(calls) - most
     pairs = [pair for context in contexts for pair in context.pairs if pair.backward_ns is not None] * (left_out <= 0)
     moments = _moments(shown, pairs)
     ranks = sorted({rank for call in calls for rank in (call.src, call.dst)} | {one.owner for one in references})
