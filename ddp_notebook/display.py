@@ -21,10 +21,9 @@ from ddp_notebook.widgets.bundles import read as read_bundle
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.figures.drawing import FAINT, Picture, fill_style, key, paler, picture, text_on
-    from ddp_notebook.observe.figures.palette import ALARM, FILLS, INK, LINES, ON_LINES, ON_PALE
+    from ddp_notebook.observe.figures.palette import FILLS, INK, LINES, ON_LINES, ON_PALE
 
 __all__ = [
-    "ALARM",
     "FAINT",
     "FILLS",
     "INK",
@@ -46,9 +45,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ddp_notebook.observe.figures import drawing, palette
+    from ddp_notebook.observe.figures import drawing
 
-    return getattr(palette, name) if hasattr(palette, name) else getattr(drawing, name)
+    return getattr(drawing, name)
 
 
 def __dir__() -> list[str]:

@@ -87,9 +87,7 @@ def _image(lesson: Lesson) -> str:
 
 
 def _words(text: str) -> str:
-    from ddp_notebook.display import ALARM
-
-    return f'<div role="status" style="border-left:4px solid {ALARM};padding:4px 12px">{html.escape(text)}</div>'
+    return f'<div role="status" style="border-left:4px solid currentColor;padding:4px 12px">{html.escape(text)}</div>'
 
 
 def _freeze(lesson: Lesson) -> None:

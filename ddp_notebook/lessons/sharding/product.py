@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ddp_notebook import TensorPlacement
     from ddp_notebook.display import Picture
     from ddp_notebook.lessons.lesson import Wish
-    from ddp_notebook.run.sharding.placements import Part
     from ddp_notebook.session import Session
 
 Matrix = npt.NDArray[np.float64]
@@ -286,10 +285,10 @@ def _matrix(axes: Axes, held: Held) -> None:
     across = 1 if not is_whole else 2 if len(parts) <= 4 else 4
     down = -(-len(parts) // across) if is_whole else 1
     gap = 0.15  # between copies, relative to their size
-    for at, (rank, part) in enumerate(parts):
+    for at, (rank, _) in enumerate(parts):
         scale = 1 / across if is_whole else 1.0
         corner = ((at % across) * (1 + gap) * columns * scale, (at // across) * (1 + gap) * rows * scale)
-        _part(axes, rank, part, corner if is_whole else (0.0, 0.0), scale, is_partial=placement.is_partial)
+        _part(axes, rank, placement, corner if is_whole else (0.0, 0.0), scale)
     spaces = gap / across if is_whole else 0
     right, bottom = columns * (1 + (across - 1) * spaces), rows * (down / across + (down - 1) * spaces)
     axes.set(xlim=(-0.05, right + 0.05), ylim=(bottom + 0.05, -0.05), xticks=[], yticks=[], aspect="equal")
@@ -298,14 +297,14 @@ def _matrix(axes: Axes, held: Held) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _part(axes: Axes, rank: int, part: Part, corner: tuple[float, float], scale: float, *, is_partial: bool) -> None:
+def _part(axes: Axes, rank: int, placement: TensorPlacement, corner: tuple[float, float], scale: float) -> None:
     """Draw the elements that a rank holds."""
     from matplotlib.patches import Rectangle
 
     from ddp_notebook.display import INK, LINES
 
-    colour = LINES[rank % len(LINES)]
-    hatch: dict[str, Any] = {"alpha": 0.45, "hatch": "///", "edgecolor": colour} if is_partial else {}
+    part, colour = placement.parts[rank], LINES[rank % len(LINES)]
+    hatch: dict[str, Any] = {"alpha": 0.45, "hatch": "///", "edgecolor": colour} if placement.is_partial else {}
     for r in range(part.size[0]):
         for c in range(part.size[1]):
             place = corner[0] + (part.offset[1] + c) * scale, corner[1] + (part.offset[0] + r) * scale
