@@ -147,7 +147,7 @@ test("who holds an element, and what can be made of the pieces", () => {
   assert.deepEqual(products(of(byRows, byRows), 0, 0), { of: 2, by: [1, 0], lacking: 1 });
   assert.equal(explained(of(whole, byColumns), 0, 1), "Element (0, 1) is row 0 of A times column 1 of B, 2 products. Rank 1 can make all of them.");
   assert.match(explained(of(byColumns, byRows), 1, 1), /2 products\. Rank 0 can make 1, rank 1 can make 1: summands\.$/);
-  assert.match(explained(of(byRows, byRows), 0, 0), /Of 1 nobody has both factors: something has to be sent first\.$/);
+  assert.match(explained(of(byRows, byRows), 0, 0), /No rank has both factors of 1 of them: something has to be sent first\.$/);
 });
 
 test("what goes along the lines of a grid", () => {
