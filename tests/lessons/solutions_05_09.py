@@ -29,4 +29,52 @@ def along_a_chain(number):
     return numbers.tolist()
 
 
-LONG_PAIRS = {"05/everyone": (to_each, along_a_chain, 4)}
+def one_message_each(numbers):
+    count, total, squares = torch.tensor([float(len(numbers))]).double(), numbers.sum(), (numbers**2).sum()
+    for one in (count, total, squares):
+        dist.all_reduce(one)
+    mean = (total / count).item()
+    return mean, ((squares / count).item() - mean**2) ** 0.5
+
+
+def three_sums(numbers):
+    sums = torch.stack([torch.ones_like(numbers).sum(), numbers.sum(), (numbers**2).sum()])
+    dist.all_reduce(sums)
+    count, total, squares = sums.tolist()
+    mean = total / count
+    return mean, (squares / count - mean**2) ** 0.5
+
+
+def whole_tensors(x):
+    right, left = (rank + 1) % world_size, (rank - 1) % world_size
+    buffer, incoming = x.clone(), torch.empty_like(x)
+    for _ in range(world_size - 1):
+        sending = dist.isend(buffer, right, group=post)
+        dist.recv(incoming, left, group=post)
+        sending.wait()
+        x += incoming
+        buffer, incoming = incoming, buffer
+
+
+def in_chunks(x):
+    right, left = (rank + 1) % world_size, (rank - 1) % world_size
+    chunks = list(x.chunk(world_size))
+    for step in range(2 * (world_size - 1)):
+        is_adding = step < world_size - 1
+        send = (rank - step) % world_size if is_adding else (rank + 1 - step + world_size - 1) % world_size
+        receive = (send - 1) % world_size
+        came = torch.empty_like(chunks[receive])
+        sending = dist.isend(chunks[send], right, group=post)
+        dist.recv(came, left, group=post)
+        sending.wait()
+        if is_adding:
+            chunks[receive] += came
+        else:
+            chunks[receive].copy_(came)
+
+
+PAIRS = {"06/statistics": (one_message_each, three_sums)}
+LONG_PAIRS = {
+    "05/everyone": (to_each, along_a_chain, 4),
+    "07/ring": (whole_tensors, in_chunks, 4),
+}

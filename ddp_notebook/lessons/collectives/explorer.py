@@ -434,12 +434,15 @@ def _draw(explorer: Explorer) -> Picture:
             rank_columns.cell(axes, rank, 0.9 + at, value, (rank,))
         top = highest + 2.1
         for at, value in enumerate(values.get(rank, ())):
+            if explorer.result is None:  # the picture of a lesson that was not run must not tell the answer
+                rank_columns.cell(axes, rank, top + at, "?", ())
+                continue
             is_guessed = rank in marks and at < len(marks[rank]) and not math.isnan(explorer.prediction[rank][at])
             guess = (explorer.prediction[rank][at], marks[rank][at]) if is_guessed else None
             rank_columns.cell(axes, rank, top + at, value, who[rank][at] if at < len(who.get(rank, ())) else (), guess)
-    state = "after, on the ranks" if explorer.result is not None else "after, computed with NumPy, not run yet"
+    state = "after, on the ranks" if explorer.result is not None else "after: not run yet"
     rank_columns.legend(figure, call.world_size)
     axes.text(-0.08, 0.9 + highest / 2, "before", ha="right", va="center", color=INK, fontsize=9)
-    axes.text(-0.08, highest + 2.1 + deepest / 2, state.split(",")[0], ha="right", va="center", color=INK, fontsize=9)
+    axes.text(-0.08, highest + 2.1 + deepest / 2, "after", ha="right", va="center", color=INK, fontsize=9)
     axes.text(0.03, highest + 1.5, f"{explorer.formula}    [{state}]", va="center", color=INK, fontsize=9)
     return figure

@@ -50,7 +50,7 @@ def exchanges(recording: Recording | None = None, cell: int | None = None) -> Pi
     start_ns = min(call.issue_ns for call in calls)
     end_ns = max(call.end_ns or call.issue_ns for call in calls)
     messages = _messages(calls)
-    figure, (axes,) = picture(_title(messages, end_ns - start_ns), 1.0 + 0.3 * len(rows))
+    figure, (axes,) = picture(_title(messages, end_ns - start_ns), 1.15 + 0.3 * len(rows))
     timeline = _Timeline(axes=axes, rows=rows, start_ns=start_ns, width_ns=end_ns - start_ns or 1)
     both_ns = {id(call): max(one.issue_ns for one in pair) for pair in messages for call in pair}
     used = set()
