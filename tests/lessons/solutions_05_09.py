@@ -73,8 +73,35 @@ def in_chunks(x):
             chunks[receive].copy_(came)
 
 
-PAIRS = {"06/statistics": (one_message_each, three_sums)}
+def average_each(model):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= world_size
+
+
+def average_flat(model):
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= world_size
+    for gradient, part in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def wrap(model):
+    return torch.nn.parallel.DistributedDataParallel(model)
+
+
+def wrap_in_small_buckets(model):
+    return torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.5)
+
+
+PAIRS = {
+    "06/statistics": (one_message_each, three_sums),
+    "08/one-call": (average_each, average_flat),
+}
 LONG_PAIRS = {
     "05/everyone": (to_each, along_a_chain, 4),
     "07/ring": (whole_tensors, in_chunks, 4),
+    "09/hide": (wrap, wrap_in_small_buckets, 2),
 }

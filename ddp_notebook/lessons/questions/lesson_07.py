@@ -66,8 +66,7 @@ QUESTIONS: dict[str, Question] = {
 
 PUZZLES: dict[str, Puzzle] = {
     "07/ring": Puzzle(
-        setup="post = dist.new_group(backend='gloo')\n"
-        f"x = torch.arange({_ELEMENTS}, dtype=torch.float64) % 7 + rank",
+        setup=f"post = dist.new_group(backend='gloo')\nx = torch.arange({_ELEMENTS}, dtype=torch.float64) % 7 + rank",
         call="solution(x)",
         got="x",
         wanted=f"(torch.arange({_ELEMENTS}, dtype=torch.float64) % 7) * world_size + sum(range(world_size))",

@@ -1,4 +1,4 @@
-# ruff: noqa: F821
+# ruff: noqa
 # mypy: ignore-errors
 # %% cell-09
 # A busy machine may let rank 1 wait, too, but not for the half second.

@@ -1,4 +1,4 @@
-# ruff: noqa: F821
+# ruff: noqa
 # mypy: ignore-errors
 # %% cell-09
 assert explorer.agrees and explorer.right == {rank: [rank == 0] * 2 for rank in everybody}

@@ -1,4 +1,4 @@
-# ruff: noqa: F821
+# ruff: noqa
 # mypy: ignore-errors
 # %% cell-06
 assert lessons.check("07/server-bytes", at_server)
