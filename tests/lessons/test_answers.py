@@ -63,15 +63,11 @@ def test_numbers_may_differ_a_little_and_arrays_are_lists():
     assert not judge(Question(answer=1, why="yes", hint="no"), True)[0]
 
 
-def test_bits_of_the_reduce_operations_are_those_of_numpy():
+def test_results_of_the_reduce_operations_are_those_of_numpy():
     for size in range(1, 17):
         numbers = np.arange(1, size + 1, dtype=object)
-        answer = right(QUESTIONS["06/reduce-op"], size)
-        assert answer["SUM"] == numbers.sum() and answer["PRODUCT"] == numbers.prod()
-        whole = numbers.astype(np.int64)
-        assert answer["BAND"] == np.bitwise_and.reduce(whole)
-        assert answer["BOR"] == np.bitwise_or.reduce(whole)
-        assert answer["BXOR"] == np.bitwise_xor.reduce(whole)
+        wanted = {"MAX": numbers.max(), "MIN": numbers.min(), "PRODUCT": numbers.prod()}
+        assert right(QUESTIONS["06/reduce-op"], size) == wanted
 
 
 def test_without_ranks_the_message_says_what_to_do(monkeypatch):

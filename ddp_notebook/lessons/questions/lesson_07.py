@@ -75,8 +75,8 @@ PUZZLES: dict[str, Puzzle] = {
             Target(measure=COLLECTIVES, most=0),
         ),
         why="no all-reduce can send less: each rank has to get rid of its data, and to receive the sum.",
-        hint="Cut x into as many chunks as there are ranks. Each chunk goes round once to be added up, and once more to "
-        "be distributed.",
+        hint="Cut x into as many chunks as there are ranks. Each chunk goes round once to be added up, and once "
+        "more to be distributed.",
         wrong_hint="After the call, x itself must have the sum: use +=, copy_ or x[...] = ..., not x = ....",
     ),
 }

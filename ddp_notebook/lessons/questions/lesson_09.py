@@ -51,7 +51,7 @@ QUESTIONS: dict[str, Question] = {
         why="the lock of the interpreter lets one thread run Python at a time. Each process has its own interpreter.",
         hint="Most of this work is Python code. How many threads of a process can run Python at once?",
         traps={
-            "processes": "Each process has its own interpreter, so with a core for each they do not disturb each other.",
+            "processes": "Each process has its own interpreter, so with a core for each they are independent.",
             "same": "That would be right if threads could run Python at the same time.",
         },
         choices={"N threads": "threads", "N processes": "processes", "both take as long as one": "same"},
