@@ -19,13 +19,11 @@ from nbformat import NotebookNode
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from tools.picture_texts import KEYWORD
+from tools.picture_texts import KEYWORD, RECORD
 
-ROOT = Path(__file__).parents[1]
 TAG = "picture"
 MOST_BYTES = 60_000  # limit for one PNG
 _TRIED = ((128, 1.0), (48, 1.0), (128, 0.7), (48, 0.7), (64, 0.5))  # (colours, scale), tried in this order
-_RECORD = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport tools.picture_texts\ntools.picture_texts.record()"
 
 
 def store(path: Path, cell_timeout_s: float = 300) -> int:
@@ -38,7 +36,7 @@ def store(path: Path, cell_timeout_s: float = 300) -> int:
     notebook = nbformat.read(path, as_version=4)
     kept = []
     run = nbformat.from_dict(notebook)
-    run.cells.insert(0, nbformat.v4.new_code_cell(_RECORD))
+    run.cells.insert(0, nbformat.v4.new_code_cell(RECORD))
     os.environ["DDP_NOTEBOOK_ANSWERS"] = "shown"
     client = NotebookClient(
         run,

@@ -20,6 +20,8 @@ from nbformat.v4 import new_output
 
 from tests.kernels import NotebookKernel, Reply
 from tests.lessons.claims import Claim, claims_of, is_idle
+from tests.lessons.stored_pictures import compare
+from tools.picture_texts import RECORD
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
@@ -70,6 +72,7 @@ def start_kernel(short: str = "1") -> NotebookKernel:
     """Start a kernel in which lessons have shortened durations; at full length with `short=""`."""
     kernel = NotebookKernel(env={"DDP_NOTEBOOK_SHORT": short, "DDP_NOTEBOOK_ANSWERS": "shown"}, cwd=str(FOLDER))
     kernel.run("%load_ext ddp_notebook\n%ddp_start 1\n%ddp_stop")  # the host server has started all its processes
+    kernel.run(RECORD)
     kernel.run(REMEMBER)
     return kernel
 
@@ -182,7 +185,9 @@ def check_shown(cells: list[nbformat.NotebookNode]) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_lesson_runs(path, lesson_kernel):
     """Every notebook, on two ranks if they suffice. `make test-long` runs all on four ranks, at their full length."""
-    check_shown(lesson_kernel.execute(path, 4 if path.name[:2] in OF_FOUR else 2))
+    cells = lesson_kernel.execute(path, 4 if path.name[:2] in OF_FOUR else 2)
+    check_shown(cells)
+    compare(path, cells)
 
 
 @pytest.mark.long

@@ -1,7 +1,6 @@
 """The pictures that notebooks keep: each is different, readable, and as a fresh execution draws it.
 
-`python -m tools.pictures` stores the texts of a figure in its PNG. `compare` compares them with those of an execution
-whose kernel has run `tools.picture_texts.record()`.
+`test_notebooks` compares them with a fresh execution (`stored_pictures.compare`).
 """
 
 from __future__ import annotations
@@ -20,52 +19,16 @@ from PIL import Image
 from ddp_notebook.display import picture
 from ddp_notebook.lessons.messages.transfer_picture import call_spans
 from ddp_notebook.observe.figures.palette import ACTIONS, FILLS
-from tools.picture_texts import Texts, read, record, without_numbers
+from tests.lessons.stored_pictures import compare, pngs
+from tools.picture_texts import Texts, read, record
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 LEAST_PX = 9.0  # at 800 pixels
 TALLEST_PX = 900  # at 800 pixels, about one screen
-_SAME_WORDS = 0.4  # least share of common words of two titles, which may name what was the fastest
 # A literal colour: "#d55e00", "C0", "tab:red", a grey as "0.8", or color="white".
 _LITERAL = re.compile(r"""#[0-9a-fA-F]{6}\b|["']C\d["']|["']tab:\w+["']|colou?rs?=["'](?!none)[\w.#]+["']""")
 COLOURED = [path for path in NOTEBOOKS if "05" <= path.name[:2] <= "09"]
-
-
-def pngs(cells: list[nbformat.NotebookNode]) -> dict[str, bytes]:
-    """Return the last picture of each cell with one, by cell id."""
-    found = {}
-    for cell in cells:
-        for output in cell.get("outputs", []):
-            if png := output.get("data", {}).get("image/png"):
-                found[cell.id] = base64.b64decode(png)
-    return found
-
-
-def compare(path: Path, executed: list[nbformat.NotebookNode]) -> None:
-    """Check that the stored pictures of a notebook have the axes and titles of an execution of it.
-
-    Pictures that were stored without their texts are skipped.
-    """
-    fresh = pngs(executed)
-    for cell_id, png in pngs(nbformat.read(path, as_version=4).cells).items():
-        stored, now = read(png), read(fresh[cell_id]) if cell_id in fresh else None
-        if stored is None or now is None:
-            continue
-        where = f"{path.name}, cell {cell_id}: store its pictures again with python -m tools.pictures {path}"
-        assert words_of(stored) == words_of(now), where
-        assert in_common(stored.title, now.title) >= _SAME_WORDS, (where, stored.title, now.title)
-
-
-def words_of(texts: Texts) -> set[str]:
-    """Return the labels of the axes without numbers. Their count depends on the number of ranks."""
-    return {without_numbers(label) for label in texts.labels}
-
-
-def in_common(one: str, other: str) -> float:
-    """Return the share of common words of two titles, 1.0 for equal ones."""
-    first, second = (set(re.findall(r"[A-Za-z_]+", words)) for words in (one, other))
-    return len(first & second) / len(first | second) if first | second else 1.0
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
