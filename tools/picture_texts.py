@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 # Code for the kernel of a notebook: from then on its figures record their texts.
 RECORD = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport tools.picture_texts\ntools.picture_texts.record()"
-KEYWORD = "ddp_notebook texts"  # of the PNG text chunk
+KEYWORD = "ddp_notebook texts"  # name of the PNG text chunk
 SHOWN_PX = 800  # width of a notebook page at which texts must be readable
 _SHARE = 0.12  # texts may overlap by this share of the smaller one, because boxes include empty space
 _PX_PER_IN = 100  # resolution at which notebooks show figures that fit on the page

@@ -60,14 +60,15 @@ class DDPSliders:
             "link_mb_s": ipywidgets.Dropdown(options=speeds, value=_shown(given.link_mb_s), **list_style),
             "comm_hook": ipywidgets.Dropdown(options=hooks, value=_shown(given.comm_hook), **list_style),
             "powersgd_rank": ipywidgets.IntSlider(value=given.powersgd_rank, min=1, max=16, **wide),
-            "gradient_as_bucket_view": ipywidgets.Checkbox(value=given.gradient_as_bucket_view),
-            "static_graph": ipywidgets.Checkbox(value=given.static_graph),
-            "find_unused_parameters": ipywidgets.Checkbox(value=given.find_unused_parameters),
-            "unused": ipywidgets.Checkbox(value=given.unused),
+            **{
+                name: ipywidgets.Checkbox(value=getattr(given, name), indent=False, layout=_LAYOUT)
+                for name in ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "unused")
+            },
         }
         for name, control in self.controls.items():
             control.description = "an unused layer" if name == "unused" else name
             control.observe(self._on_change, names="value")
+        self._disable_unused()
         self.box = ipywidgets.GridBox(
             list(self.controls.values()), layout=ipywidgets.Layout(grid_template_columns="repeat(2, 440px)")
         )
@@ -87,7 +88,13 @@ class DDPSliders:
         chosen = {name: control.value for name, control in self.controls.items()}
         return self._inside.run(4, **{name: None if value == _NOTHING else value for name, value in chosen.items()})
 
+    def _disable_unused(self) -> None:
+        """Disable options that have no effect: the delay without a straggler, and the rank without PowerSGD."""
+        self.controls["straggler_ms"].disabled = self.controls["straggler"].value == _NOTHING
+        self.controls["powersgd_rank"].disabled = self.controls["comm_hook"].value != "powersgd"
+
     def _on_change(self, _: Any) -> None:
+        self._disable_unused()
         if self._busy or not self._displays:
             return
         self._busy = True

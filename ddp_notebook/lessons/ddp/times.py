@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     bucket: int | None  # None: the work of the rank
     start_ns: int
     end_ns: int
-    meaning: str  # of its colour, see `ddp_notebook.display.fill_style`
+    meaning: str  # key of a colour, see `ddp_notebook.display.fill_style`
     words: str = ""
 
 

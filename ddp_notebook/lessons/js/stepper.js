@@ -207,7 +207,8 @@ export function stepper(el, link) {
       for (let rank = 0; rank < n; rank++) {
         const values = shown.chunks[rank][chunk];
         const who = shown.who[rank]?.[chunk] ?? [];
-        const words = values.slice(0, 3).map(figure).join(" ") + (values.length > 3 ? " …" : "");
+        const isEqual = values.every((value) => value === values[0]);
+        const words = isEqual && values.length ? figure(values[0]) : values.slice(0, 3).map(figure).join(" ") + (values.length > 3 ? " …" : "");
         const isFresh = at > 0 && fresh(rank, chunk);
         const isEmpty = !size || (now.name === "ring all_gather" && !who.length);
         const said = `rank ${rank}, chunk ${chunk}: ${isEmpty ? "nothing yet" : values.map(figure).join(", ")}, data of ${inWords(who)}${isFresh ? ", came in this step" : ""}${at && leaving(rank, chunk) ? ", sent in this step" : ""}`;

@@ -18,7 +18,7 @@ QUESTIONS: dict[str, Question] = {
     "06/all-reduce": Question(
         answer="sums",
         why="every rank gets the sums of the first and of the second numbers.",
-        hint="*Reduce* makes one value of many, and *all* says who gets it.",
+        hint="*Reduce* makes one value of many. *All* means that every rank gets it.",
         traps={
             "own": "That would be a reduce to rank 0. After an all-reduce no rank keeps its own numbers.",
             "all": "That would be an all-gather: it collects, and does not add.",
@@ -31,7 +31,7 @@ QUESTIONS: dict[str, Question] = {
     ),
     "06/reduce": Question(
         answer="nothing",
-        why="only the destination has a result. What the others have is not specified, and differs between libraries.",
+        why="only the destination has a result. On the others the values are unspecified, and differ between libraries.",
         hint="Which rank gets the sum? Does the library need a place for partial sums on its way?",
         traps={
             "own": "It may be so, and it may not: the tensor is used for partial sums.",
@@ -46,7 +46,7 @@ QUESTIONS: dict[str, Question] = {
             "all_to_all": [10.0 * rank + 1 for rank in range(size)],
         },
         why="all-gather collects, reduce-scatter adds up what all have for rank 1, all-to-all brings it unadded.",
-        hint="Write the numbers as a table with a row for each rank. What is for rank 1 stands in column 1.",
+        hint="Write the numbers as a table with a row for each rank. The numbers for rank 1 are in column 1.",
         placeholder="[0, 1]",
     ),
     "06/reduce-op": Question(
@@ -58,7 +58,7 @@ QUESTIONS: dict[str, Question] = {
     "06/plain": Question(
         answer="wrong",
         why="the bytes of the integers are added as if they were floating-point numbers, and the other way round.",
-        hint="Does a rank know the dtype of the others? What is sent are bytes.",
+        hint="Does a rank know the dtype of the others? A message contains bytes only.",
         traps={
             "error": "Only a check of all ranks could find it, and plain torch does not check by default.",
             "converted": "Bytes are sent, without their dtype.",

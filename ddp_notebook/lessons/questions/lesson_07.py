@@ -6,7 +6,7 @@ from ddp_notebook.lessons.questions.judging import Question
 from ddp_notebook.lessons.questions.measures import COLLECTIVES, SENT
 from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
-_ELEMENTS = 1200  # of the puzzle's tensor, divisible by 2, 3, 4, 5, 6 and 8
+_ELEMENTS = 1200  # length of the puzzle's tensor, divisible by 2, 3, 4, 5, 6 and 8
 
 QUESTIONS: dict[str, Question] = {
     "07/server-bytes": Question(

@@ -8,12 +8,12 @@ from ddp_notebook.lessons.questions.judging import Question
 from ddp_notebook.lessons.questions.measures import COLLECTIVES, SENT
 from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
-_PARAMETERS = 64 * 32 + 32 + 32 * 10 + 10  # of the puzzle's model
+_PARAMETERS = 64 * 32 + 32 + 32 * 10 + 10  # number of parameters of the puzzle's model
 
 QUESTIONS: dict[str, Question] = {
     "08/why": Question(
         answer="different",
-        why="each rank follows the gradient of its own images, so the ranks drift apart.",
+        why="each rank follows the gradient of its own images, so their weights become different.",
         hint="Nothing is sent. How could one rank learn from the images of another?",
         traps={
             "faster": "Each rank has seen only its share of the images, so it has learned less, not faster.",

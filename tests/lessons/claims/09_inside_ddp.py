@@ -13,7 +13,7 @@ for rank in range(n):
 assert rest[-1].agreement.agrees and construction.agreement.agrees
 
 # %% cell-15
-gradients = plain.gradients  # of last.bias in the last step, by rank: local before the all-reduce, mean after
+gradients = plain.gradients  # gradients of last.bias by rank: local before the all-reduce, mean after
 mean = np.mean([gradients[rank].local.first for rank in range(n)], axis=0)
 for rank in range(n):
     np.testing.assert_allclose(gradients[rank].synchronised.first, mean, rtol=1e-4, atol=1e-7)
