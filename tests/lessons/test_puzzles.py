@@ -19,11 +19,7 @@ def test_every_puzzle_has_two_solutions():
     assert sorted([*solutions.PAIRS, *solutions.LONG_PAIRS]) == sorted(PUZZLES)
 
 
-@pytest.mark.parametrize("name", solutions.PAIRS)
-def test_a_naive_solution_misses_the_target(session, name):
-    compare(name, *solutions.PAIRS[name])
-
-
+# Before the tests whose session stays for the module.
 @pytest.mark.long
 @pytest.mark.parametrize("name", solutions.LONG_PAIRS)
 def test_a_naive_solution_of_a_long_puzzle_misses_the_target(waiting_host_server, name):
@@ -31,6 +27,11 @@ def test_a_naive_solution_of_a_long_puzzle_misses_the_target(waiting_host_server
     waiting_host_server()
     with api.start(world_size):
         compare(name, naive, good)
+
+
+@pytest.mark.parametrize("name", solutions.PAIRS)
+def test_a_naive_solution_misses_the_target(session, name):
+    compare(name, *solutions.PAIRS[name])
 
 
 def compare(name, naive, good):

@@ -31,7 +31,7 @@ QUESTIONS: dict[str, Question] = {
     ),
     "06/reduce": Question(
         answer="nothing",
-        why="only the destination has a result. On the others the values are unspecified, and differ between libraries.",
+        why="only the destination has a result. Elsewhere the values are unspecified, and differ between libraries.",
         hint="Which rank gets the sum? Does the library need a place for partial sums on its way?",
         traps={
             "own": "It may be so, and it may not: the tensor is used for partial sums.",

@@ -68,15 +68,15 @@ QUESTIONS: dict[str, Question] = {
     ),
 }
 
-# Six layers of 1 MB. A ring of N ranks moves 2 (N - 1) / N of a layer, in 10 ms.
+# Six layers of 1 MB. A ring of N ranks moves 2 (N - 1) / N of a layer, in 20 ms.
 _HIDE = """
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from ddp_notebook.lessons.ddp.ranks import SlowLink, simulate_compute
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(*[torch.nn.Linear(500, 500) for _ in range(6)]).to(device)
-simulate_compute(model, 0.09)
-link = SlowLink(2 * (world_size - 1) / world_size * 1.002 / 0.01, device)
+simulate_compute(model, 0.18)
+link = SlowLink(2 * (world_size - 1) / world_size * 1.002 / 0.02, device)
 
 def train(wrapped):
     wrapped.register_comm_hook(None, link.around(allreduce_hook))
