@@ -63,7 +63,7 @@ def record() -> None:
         original(canvas, target, metadata={**(metadata or {}), **said}, **options)
 
     print_png.records_texts = True  # type: ignore[attr-defined]
-    FigureCanvasAgg.print_png = print_png  # type: ignore[method-assign]
+    FigureCanvasAgg.print_png = print_png  # type: ignore[assignment, method-assign]
 
 
 def texts_of(figure: Any) -> Texts:
