@@ -17,7 +17,8 @@ from ddp_notebook.display import has_front_end
 from ddp_notebook.errors import MissingBuildError
 
 if TYPE_CHECKING:
-    from ddp_notebook.display import Picture
+    from matplotlib.figure import Figure
+
     from ddp_notebook.lessons.lesson import Lesson
     from ddp_notebook.lessons.lesson_widget import LessonView
 
@@ -62,13 +63,15 @@ def display(lesson: Lesson) -> None:
         lesson._runner.session.ranks.when_stopped(partial(_freeze, lesson))
 
 
-def show_picture(figure: Picture, words: str) -> None:
+def show_picture(figure: Figure, words: str) -> None:
     """Show a figure. A front end without pictures shows the words instead."""
     from IPython.display import display as show
 
-    png, size = figure._repr_png_()
-    data = {"text/plain": words, "image/png": base64.b64encode(png).decode()}
-    show(data, metadata={"image/png": size}, raw=True)  # type: ignore[no-untyped-call,unused-ignore]
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=200)
+    width, height = (round(100 * inches) for inches in figure.get_size_inches())  # sharp on high-resolution screens
+    data = {"text/plain": words, "image/png": base64.b64encode(png.getvalue()).decode()}
+    show(data, metadata={"image/png": {"width": width, "height": height}}, raw=True)  # type: ignore[no-untyped-call,unused-ignore]
 
 
 def static(lesson: Lesson) -> dict[str, Any]:

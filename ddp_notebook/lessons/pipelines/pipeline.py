@@ -20,7 +20,8 @@ from ddp_notebook.lessons.pipelines.schedules import MOST_MICROBATCHES, SCHEDULE
 from ddp_notebook.records.units import ms, percent
 
 if TYPE_CHECKING:
-    from ddp_notebook.display import Picture
+    from matplotlib.figure import Figure
+
     from ddp_notebook.observe.views import Pipeline
     from ddp_notebook.session import Session
 
@@ -53,7 +54,7 @@ class PipelineRun:
     guess: float | None  # guessed bubble, 0 to 1; None without a guess
     loss: float
     is_same: bool  # the gradients equal those of a single process
-    figure: Picture
+    figure: Figure
 
     @property
     def bubble(self) -> float:
@@ -93,7 +94,7 @@ class PipelineRun:
         same = "gradients as in one process" if self.is_same else "gradients DIFFER from those of one process"
         return f"<{self.name}: {words}; {same}>"
 
-    def picture(self) -> Picture:
+    def picture(self) -> Figure:
         """Return the measured chart above the one without message times."""
         return self.figure
 
