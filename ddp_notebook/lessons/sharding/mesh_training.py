@@ -268,15 +268,17 @@ def _draw(lesson: MeshTraining) -> Picture:
     moved = lesson.nbytes()
     total = {way: sum(nbytes for _, nbytes in of.values()) for way, of in moved.items()}
     for way, nbytes in total.items():
-        if not nbytes:
+        size_of_way = lesson.columns if way == "row" else lesson.rows
+        if size_of_way == 1 or (lesson.has_run and not nbytes):
             continue
-        thick = 2 + 10 * nbytes / max(total.values())
+        thick = 2 + 10 * nbytes / max(*total.values(), 1)
         style: dict[str, Any] = {"color": colours[way], "linewidth": thick, "alpha": 0.6, "solid_capstyle": "round"}
         for line in range(lesson.rows if way == "row" else lesson.columns):
             along, across = [0, (lesson.columns if way == "row" else lesson.rows) - 1], [line, line]
             axes.plot(*((along, across) if way == "row" else (across, along)), zorder=1, **style)
         what = ", ".join(f"{count} x {purpose}" for purpose, (count, _) in moved[way].items())
-        axes.plot([], [], label=f"{way}: {what}; {size(nbytes)}", **{**style, "linewidth": 5})
+        told = f"{what}; {size(nbytes)}" if lesson.has_run else "how many bytes?"
+        axes.plot([], [], label=f"{way}: {told}", **{**style, "linewidth": 5})
     for rank in range(lesson.world_size):
         r, c = divmod(rank, lesson.columns)
         axes.scatter(c, r, s=520, facecolor=ON_LINES, edgecolor=LINES[rank % len(LINES)], linewidth=2, zorder=2)
@@ -284,6 +286,6 @@ def _draw(lesson: MeshTraining) -> Picture:
     axes.set(xlim=(-0.6, lesson.columns - 0.4), ylim=(lesson.rows - 0.5, -0.5), xticks=[], yticks=[])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    if any(total.values()):
+    if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), frameon=False, fontsize=8.5, labelcolor=INK)
     return figure
