@@ -317,10 +317,12 @@ def matrices_in_pieces(product: Lesson, size: int) -> None:
         "Not 'all_gather': all_reduce; every rank has a summand"
     )
     state = product.state
-    a, b, c, whole = product.root.evaluate(ELEMENTS)
+    a, b, *by_rank, whole = product.root.evaluate(ELEMENTS)
     rows, inner = state["matrices"][0]["shape"]
     wanted = np.array(a, float).reshape(rows, inner) @ np.array(b, float).reshape(inner, rows)
-    assert np.array(whole, float).reshape(rows, rows).tolist() == wanted.tolist() and set(c) == {"+"}
+    assert np.array(whole, float).reshape(rows, rows).tolist() == wanted.tolist()
+    together = [np.array(one, float).reshape(rows, rows) for one in by_rank]
+    assert len(together) == size and np.sum(together, axis=0).tolist() == wanted.tolist(), "a summand for each rank"
     summands = []
     for rank in range(size):
         product.choose("look at", str(rank))
@@ -339,7 +341,7 @@ def matrices_in_pieces(product: Lesson, size: int) -> None:
     assert product.root.locator(".ddpl-chosen").count() == 2 * inner + 2
 
     product.choose("B", "Shard(1)")
-    expect(rule).to_contain_text(f"Of {inner - inner // size} nobody has both factors")
+    expect(rule).to_contain_text(f"No rank has both factors of {inner - inner // size} of them")
     product.press("Run on the ranks")
     expect(product.root).to_contain_text("to multiply at all, all_gather: the pieces of A and B did not fit")
     assert product.state["agrees"] is True

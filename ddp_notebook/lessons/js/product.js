@@ -174,8 +174,7 @@ export function product(el, link) {
     return /** @param {number} r @param {number} c */ (r, c) => {
       const ranks = holders(one, r, c).filter((rank) => look === ALL || look === String(rank));
       const value = ranks.length ? valueOn(one, ranks[0], r, c) : null;
-      const isSum = one.partial && ranks.length > 1;
-      return { ranks, words: isSum ? "+" : value === null ? "" : figure(value), isPartial: one.partial };
+      return { ranks, words: value === null ? "" : figure(value), isPartial: one.partial };
     };
   }
 
