@@ -18,6 +18,7 @@ QUESTIONS: dict[str, Question] = {
         hint="At each moment one of the ranks computes. What share of them does not?",
         traps=lambda size: {1 / size: "That is the share of the time in which a rank computes."} if size > 2 else {},
         tolerance=0.02,
+        placeholder="1 / 10",
     ),
     "12/bubble": Question(
         answer=lambda size: (size - 1) / (3 * size - 1),
@@ -29,12 +30,46 @@ QUESTIONS: dict[str, Question] = {
             (size - 1) / size: "That was the bubble of a single microbatch.",
         },
         tolerance=0.12,
+        placeholder="1 / 10",
     ),
     "12/schedule": Question(
         answer="neither",
         why="both fill and drain the pipeline in the same time; 1F1B keeps fewer activations.",
         hint="Compare the two lines of the table: which numbers differ by more than noise?",
         traps={"1F1B": "Many tutorials say so.", "GPipe": "Look at the numbers without messages."},
+        choices=("GPipe", "1F1B", "neither"),
+    ),
+    "12/slow-stage": Question(
+        answer="nearly 2 times as long",
+        why="every microbatch passes the slow stage, so all stages work at its speed.",
+        hint="How often can the slow stage start a microbatch? And can another stage be faster than that?",
+        traps={
+            "(1 + 1 / n) times as long": "That is how much more work there is. The other ranks wait meanwhile.",
+            "not longer": "The other stages have no work that could hide the slow one.",
+        },
+        choices=("not longer", "(1 + 1 / n) times as long", "nearly 2 times as long"),
+    ),
+    "12/counts": Question(
+        answer="both wait for ever",
+        why="rank 0 sends the fifth microbatch, and rank 1 the first gradient. Neither receives what the other sends.",
+        hint="Which message does rank 0 want to send after the fourth microbatch? What does rank 1 do then?",
+        traps={
+            "an error at once": "Each rank knows only its own number.",
+            "the four extra microbatches are dropped": "Each send needs a receive.",
+        },
+        choices=("an error at once", "the four extra microbatches are dropped", "both wait for ever"),
+    ),
+    "12/microbatches": Question(
+        answer=63,
+        why="7 / (63 + 7) is 10 %.",
+        hint="Solve (p - 1) / (m + p - 1) = 0.1 for m, with p = 8.",
+        traps={70: "The bubble is a share of the total time, m + p - 1 units."},
+    ),
+    "12/balance": Question(
+        answer=[4, 6, 6, 6, 6, 2],
+        why="the whole model takes 36 units, so each stage gets 6: the embedding counts as 2, the loss as 4.",
+        hint="Add up the blocks, the embedding and the loss, and divide by the number of stages.",
+        traps={(5, 5, 5, 5, 5, 5): "Then the last stage takes 9 units, and all others wait for it."},
     ),
     "12/order": Question(
         answer=_order,

@@ -17,26 +17,53 @@ QUESTIONS: dict[str, Question] = {
             12 * _MILLIONS: "Adam keeps two numbers for each parameter, not one.",
         },
         tolerance=0.03,
+        placeholder="2.102272 * 1",
     ),
     "13/sharded": Question(
         answer=lambda size: {"ZeRO-1": (8 + 8 / size) * _MILLIONS, "FSDP": 16 / size * _MILLIONS},
         why="ZeRO-1 divides the 8 bytes of Adam, FSDP all 16.",
         hint="Which of the 16 bytes are divided by the number of ranks?",
         tolerance=0.03,
+        placeholder="2.102272 * 1",
     ),
-    "13/gathers": Question(
+    "13/all-gathers": Question(
         answer={"reshard": 8, "no reshard": 4},
-        why="each block is gathered for the forward, and once more for the backward unless it has stayed.",
+        why="each block has an all-gather for the forward, and one more for the backward unless it has stayed whole.",
         hint="Count the blocks, and whether the backward finds their parameters still there.",
+        placeholder="3",
+    ),
+    "13/precision": Question(
+        answer={
+            "an all-gather of parameters": True,
+            "a reduce-scatter of gradients": False,
+            "the parameters that a rank keeps between the steps": False,
+            "the state of Adam": False,
+        },
+        why="only the cast copy has 16 bits. It is sent and computed with. reduce_dtype keeps the sums at 32 bits.",
+        hint="The cast happens before the all-gather. What does the optimizer update, and what does reduce_dtype say?",
+        choices={"becomes smaller": True, "stays": False},
     ),
     "13/first": Question(
         answer=False,
         why="the optimizer steps parameters that are in no model any more.",
-        hint="Whose parameters did the optimizer get, and who computes the loss now?",
+        hint="Whose parameters did the optimizer get, and which parameters compute the loss now?",
+        choices={"the loss falls": True, "the loss does not fall": False},
     ),
     "13/bytes": Question(
         answer={"DDP": 16e9, "ZeRO-1": 9e9, "FSDP": 2e9},
         why="16 bytes for each parameter, of which ZeRO-1 divides 8 and FSDP all.",
         hint="In DDP it does not depend on the number of ranks.",
+    ),
+    "13/gpus": Question(
+        answer={"FSDP": 3, "DDP": 0},
+        why="7 billion parameters need 112 GB. FSDP divides them by 3. With DDP each GPU would need all 112 GB.",
+        hint="16 bytes per parameter are 112 GB. Each GPU has room for 40 GB of them.",
+    ),
+    "13/moved": Question(
+        answer={"DDP": 7.0, "FSDP": 10.5, "FSDP, no reshard": 7.0},
+        why="4 GB of parameters: 2 * 7/8 * 4 GB for an all-reduce, and 7/8 * 4 GB for each all-gather or reduce-scatter.",
+        hint="The parameters have 4 GB. An all-gather or reduce-scatter brings (n - 1) / n of them to each rank, and an "
+        "all-reduce twice as much. How many of them does a step have?",
+        tolerance=0.02,
     ),
 }

@@ -9,9 +9,10 @@ from ddp_notebook.lessons.questions.judging import Question
 QUESTIONS: dict[str, Question] = {
     "14/shape": Question(
         answer=lambda size: (6, math.ceil(12 / size)),
-        why="dimension 1 are the columns: they are dealt out, and every rank has all rows.",
+        why="dimension 1 are the columns: they are distributed, and every rank has all rows.",
         hint="Which of the two numbers is that of dimension 1? Divide it by the number of ranks.",
         traps=lambda size: {(math.ceil(6 / size), 12): "That is Shard(0): dimension 0 are the rows."},
+        placeholder="(2, 2)",
     ),
     "14/collectives": Question(
         answer={
@@ -19,7 +20,8 @@ QUESTIONS: dict[str, Question] = {
             "A by rows, B whole": "all_gather",
             "A by columns, B by rows": "all_reduce",
         },
-        why="finished elements are gathered, summands are added up.",
+        why="finished elements need an all-gather, summands must be added up.",
+        choices=("all_gather", "all_reduce"),
         hint="Has a rank the whole row and the whole column of an element? Then the element is finished, and others "
         "only lack it.",
     ),
@@ -31,23 +33,44 @@ QUESTIONS: dict[str, Question] = {
             2: "The output of `up` need not be gathered: `down` takes the sharded output directly.",
             0: "Its rows are cut.",
         },
+        placeholder="5",
     ),
     "14/factor": Question(
         answer="none",
         why="each rank has another summand of every element, and no number makes the sum of one of them.",
         hint="Are the summands of the ranks equal?",
+        choices={"by the number of ranks": "n", "by 1 / the number of ranks": "1 / n", "no number works": "none"},
     ),
-    "14/words": Question(
+    "14/tokens": Question(
         answer=lambda size: 24 * size,
-        why="all words of all ranks go there, and the other experts have nothing to do.",
-        hint="Every rank sends all of its words to rank 0.",
+        why="all tokens of all ranks go there, and the other experts have nothing to do.",
+        hint="Every rank sends all of its tokens to rank 0.",
         traps=lambda size: {24: "Those are its own; the other ranks send theirs too."} if size > 1 else {},
+        placeholder="10",
     ),
     "14/passes": Question(
         answer=lambda size: size - 1,
         why="it begins at one rank, and each pass takes it to one more.",
         hint="At how many ranks is it at the beginning, and how many more are there?",
         traps=lambda size: {size: "The last pass would bring it back to its first rank."},
+        placeholder="20",
+    ),
+    "14/causal": Question(
+        answer=lambda size: {"rank 0": 1, "the last rank": size},
+        why="the first piece sees only itself, and the last piece sees all pieces.",
+        hint="Which pieces of the text come before the piece of the rank, and is its own piece one of them?",
+        placeholder="12",
+    ),
+    "14/colwise": Question(
+        answer=(2048, 4096),
+        why="a column of the matrix is an output, so each rank has 16384 / 8 outputs and all inputs.",
+        hint="ColwiseParallel divides the outputs. Where do they stand in (out_features, in_features)?",
+        traps={(16384, 512): "That is RowwiseParallel, which divides the inputs."},
+    ),
+    "14/block": Question(
+        answer={"forward": 2, "backward": 2},
+        why="each of the two parts sums its outputs in the forward, and the gradients of its input in the backward.",
+        hint="Two parts. In the forward each has summands at its end; in the backward each has summands at its beginning.",
     ),
     "14/row-parallel": Question(
         answer=True,

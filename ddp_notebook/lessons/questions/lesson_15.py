@@ -17,12 +17,14 @@ QUESTIONS: dict[str, Question] = {
         why="the first row is filled before the second one begins.",
         hint="Place the ranks row by row, and look at the position of rank 1.",
         traps={(1, 3): "That is its column: the ranks below it, not in its row."},
+        placeholder="[5, 6]",
     ),
     "15/ways": Question(
-        answer={"gather": "row", "scatter": "row", "average": "column"},
+        answer={"all-gather": "row", "reduce-scatter": "row", "average": "column"},
         why="a row holds the whole model once, so a layer is put together there; the copies are the other rows.",
-        hint="Where are the parts of one copy of the model? Along that they are gathered and scattered. The other way "
-        "lie the copies.",
+        hint="Where are the parts of one copy of the model? All-gather and reduce-scatter go along this direction. The "
+        "copies lie in the other direction.",
+        choices=("row", "column"),
     ),
     "15/share": Question(
         answer=lambda size: 1 / size,
@@ -32,17 +34,24 @@ QUESTIONS: dict[str, Question] = {
             {1 / _shape(size)[1]: "That is a piece; FSDP has sharded it once more."} if _shape(size)[0] > 1 else {}
         ),
         tolerance=0.05,  # if the sizes are not divisible
+        placeholder="1 / 100",
     ),
     "15/complaint": Question(
         answer=False,
         why="all shapes fit, and nothing in torch compares the inputs of the ranks that share a matrix.",
         hint="What could notice it? Every message has the right size.",
+        choices={"an error": True, "no error": False},
     ),
     "15/shape": Question(
         answer=(2, 4),
         why="two rows, a machine each, and the four GPUs of a machine in a row.",
         hint="The ranks of one machine have consecutive numbers, and so do the ranks of a row.",
         traps={(4, 2): "Then a row has two GPUs, and half of the columns lead to the other machine."},
+    ),
+    "15/three": Question(
+        answer={"pipeline": [1, 5], "data": [5, 7], "tensor": [4, 5]},
+        why="rank 5 has the position (1, 0, 1). Along a dimension only its number changes.",
+        hint="Write 5 as a binary number: its three digits are the position. Change one digit for each dimension.",
     ),
     "15/coordinates": Question(
         answer=lambda size: {rank: divmod(rank, _shape(size)[1]) for rank in range(size)},

@@ -9,18 +9,31 @@ QUESTIONS: dict[str, Question] = {
         answer="all",
         why="the mean of gradients of which one is infinite is infinite, so every rank finds it in its own copy.",
         hint="Which gradients does every rank have after the backward of DDP?",
-        traps={"rank 1": "That would be right if each rank checked the gradients of its own batch only."},
+        traps={
+            "rank 1": "That would be right if each rank checked the gradients of its own batch only.",
+            "none": "The loss of rank 1 is so large that its scaled gradients do not fit into float16.",
+        },
+        choices=("rank 1", "all", "none"),
     ),
     "16/messages": Question(
         answer={"nothing": 4, "backward": 4, "forward and backward": 1},
         why="DDP decides in the forward whether the next backward sends, so the forward has to be inside too.",
         hint="When does DDP decide whether a backward is one that sends?",
+        placeholder="2",
+    ),
+    "16/equal-bytes": Question(
+        answer=20,
+        why="S / 10 * (N - 1) = 2 S (N - 1) / N holds for N = 20. With more ranks the hook receives more than DDP.",
+        hint="A rank receives S / 10 from each of the N - 1 other ranks. Set this equal to 2 S (N - 1) / N.",
+        traps={10: "The hook sends values and indices: S / 10, and DDP receives nearly 2 S."},
+        placeholder="7",
     ),
     "16/times": Question(
         answer=8,
         why="there are as many weights as gradients, and they are sent once in 8 steps.",
         hint="Compare the size of all weights with the size of all gradients. How often are they sent?",
         traps={4: "That is how often they meet.", 32: "DDP sends 32 times; how often does local SGD?"},
+        placeholder="3",
     ),
     "16/careful": Question(
         answer=lambda size: {
@@ -29,5 +42,16 @@ QUESTIONS: dict[str, Question] = {
         why="average first, so that all ranks find the infinity; unscale, so that the norm is right; then clip.",
         hint="Three calls, in this order: the mean over the ranks, unscale_, clip_grad_norm_. Clipping before "
         "unscale_ clips the scaled gradients, and the step is far too small.",
+    ),
+    "16/accumulated": Question(
+        answer={"samples": 256, "all-reduces": 1},
+        why="4 micro-batches of 8 samples on 8 ranks are 256 samples. Only the last of the four backwards sends.",
+        hint="Multiply all three numbers. And which of the four backward passes are inside no_sync?",
+    ),
+    "16/which-hook": Question(
+        answer=["fp16", "none", "top-k"],
+        why="fp16 receives half of DDP's bytes on any number of ranks, top-k 64 / 20 times DDP's.",
+        hint="fp16 keeps the all-reduce and halves the size. For top-k use the ratio N / 20.",
+        traps={("top-k", "fp16", "none"): "That is right for what a rank gives. What does it receive from 63 others?"},
     ),
 }
