@@ -10,12 +10,14 @@ QUESTIONS: dict[str, Question] = {
         why="each of their positions but the last can look at the character that it is to guess.",
         hint="Ask what a mask of 0.0 and 1.0 forbids when it is added to the scores.",
         traps={"ours": "A low loss does not prove a good model."},
+        choices=("ours", "theirs"),
     ),
     "18/worst": Question(
         answer=31,
         why="the last position has no later one to copy from, and has learnt nothing else.",
         hint="Which position cannot see the character that it is to guess?",
         traps={0: "That is right for a model that sees only the past: its first position has the least context."},
+        placeholder="16",
     ),
     "18/second-attempt": Question(
         answer=40,
@@ -25,6 +27,19 @@ QUESTIONS: dict[str, Question] = {
             53: "The processes with steps 40 to 52 in memory have died.",
             0: "The script starts from the saved state.",
         },
+        placeholder="10",
+    ),
+    "18/uniform": Question(
+        answer=4.60517,
+        why="the loss is minus the logarithm of the probability: -log(1 / 100) = log 100 = 4.6.",
+        hint="The loss of a character is minus the natural logarithm of the probability that the model gave it.",
+        traps={2.0: "That is the logarithm to base 10. PyTorch uses the natural logarithm."},
+        tolerance=0.01,
+    ),
+    "18/tokens": Question(
+        answer={"tokens of a rank": 288, "steps": 869},
+        why="a rank has 9 pieces of 32 characters. A step has 1,152 tokens, so 868 steps are not quite enough.",
+        hint="36 pieces are divided by 4 ranks. For the steps, divide by the tokens of all ranks and round up.",
     ),
     "18/sees-future": Question(
         answer={"ours": False, "theirs": True, "one too far": True},
