@@ -1,8 +1,10 @@
-"""Questions of lesson 20: is my training right?."""
+"""Questions of lesson 20: is my training right?"""
 
 from __future__ import annotations
 
 from ddp_notebook.lessons.questions.judging import Question
+
+_PAIRS = ("together, parts", "parts, whole", "none")  # gradients that differ
 
 QUESTIONS: dict[str, Question] = {
     "20/bypassed": Question(
@@ -13,12 +15,25 @@ QUESTIONS: dict[str, Question] = {
             "parts, whole": "The average of the parts is right here. Do the ranks compute that average?",
             "none": "Then both ranks would have the same weights, and the same accuracy.",
         },
+        choices=_PAIRS,
     ),
     "20/unequal": Question(
-        answer={"differ": "parts, whole", "times": 3},
+        answer="parts, whole",
         why="each part counts one half, so an image counts 1/96 on rank 0 and 1/32 on rank 1, where one process counts "
         "1/64.",
         hint="DDP averages correctly. How much does a part of 48 images count in that average, and one of 16?",
+        traps={
+            "together, parts": "DDP averages the gradients of the two parts as it should.",
+            "none": "The loss looks right. Does each image count 1/64?",
+        },
+        choices=_PAIRS,
+    ),
+    "20/times": Question(
+        answer=3,
+        why="an image counts 1/2 * 1/16 on rank 1 and 1/2 * 1/48 on rank 0.",
+        hint="Each rank counts one half. Divide the half by the images of the rank.",
+        traps={1: "That would be right with one process.", 1 / 3: "That is an image of rank 0 compared with rank 1."},
+        placeholder="10",
     ),
     "20/same-batch": Question(
         answer="none",
@@ -26,6 +41,7 @@ QUESTIONS: dict[str, Question] = {
         "mistake.",
         hint="Compare the losses of the two ranks. What is the mean over a batch that contains each image twice?",
         traps={"together, parts": "DDP averages as it should: model(x) is called."},
+        choices=_PAIRS,
     ),
     "20/two-mistakes": Question(
         answer={"scale": "together, parts", "sum": "parts, whole"},
@@ -33,14 +49,27 @@ QUESTIONS: dict[str, Question] = {
         "DDP divides by the number of ranks.",
         hint="Which parameters does DDP average? And by how many images does one process divide, and by how many does "
         "the average of the ranks?",
+        choices=_PAIRS,
+    ),
+    "20/which": Question(
+        answer={
+            "a layer whose parameters are not in the DDP model": "together, parts",
+            "a mean over the tokens of each rank, with texts of different length": "parts, whole",
+            "every rank reads the same file from the beginning": "none",
+            "no_sync around every forward and backward": "together, parts",
+        },
+        why="without an average each rank has its own gradient; unequal means count samples differently; equal batches "
+        "have equal gradients.",
+        hint="Does DDP average these gradients? If it does: does each sample count the same as in one process?",
+    ),
+    "20/factor": Question(
+        answer={"rank 0": 1.25, "rank 1": 0.75},
+        why="len(x) * world_size / 64: 40 * 2 / 64 and 24 * 2 / 64.",
+        hint="DDP divides the sum by 2. The sum over all samples divided by 64 is what you want.",
     ),
     "20/repaired": Question(
-        answer=[],
-        why="no finding is left.",
+        answer={"findings": [], "is within 0.01 %": True},
+        why="no finding is left, and the gradients are those of one process.",
         hint="Put the scale into the module that DDP gets, and let each rank take the mean over its own images.",
-        traps={
-            ("outside",): "The loss is right now. DDP does not know the scale.",
-            ("sum",): "The scale is right now. DDP divides by the number of ranks once more.",
-        },
     ),
 }
