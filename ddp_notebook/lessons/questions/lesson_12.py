@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
+from ddp_notebook.lessons.questions.returned import returned
 
 
 def _order(size: int) -> list[str]:
@@ -76,5 +78,22 @@ QUESTIONS: dict[str, Question] = {
         why="fill with n forwards, then a backward and a forward in turns, and drain with n backwards.",
         hint="Rank 0 begins n forwards before the first gradient is back. Then it does one backward and one forward in "
         "turns until all forwards are done.",
+    ),
+}
+
+PUZZLES: dict[str, Puzzle] = {
+    "12/one-f-one-b": Puzzle(
+        setup="from ddp_notebook.lessons.pipelines.by_hand import play",
+        call="play(solution(rank, world_size, 2 * world_size), 2 * world_size)",
+        got="result['is right']",
+        wanted="1.0",
+        targets=(
+            Target(measure=returned("kept at once"), most=lambda size: size),
+            Target(measure=returned("units of time"), most=lambda size: 3 * (3 * size - 1)),
+        ),
+        why="rank r begins with n - r forwards, then it does one backward and one forward in turns.",
+        hint="A rank may do its first backward as soon as its gradient can be there. How many forwards does it make until "
+        "then? After that, each backward makes room for one forward.",
+        wrong_hint="Each rank needs one forward and one backward of every microbatch.",
     ),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.measures import PEAK
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 _MILLIONS = 2.102272  # parameters of the network
 
@@ -65,5 +67,40 @@ QUESTIONS: dict[str, Question] = {
         hint="The parameters have 4 GB. An all-gather or reduce-scatter brings (n - 1) / n of them to each rank, and an "
         "all-reduce twice as much. How many of them does a step have?",
         tolerance=0.02,
+    ),
+}
+
+_SMALL_STEP = """
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(*[Block() for _ in range(4)]).to(device)
+
+
+x = torch.randn(1024, 256, generator=torch.Generator().manual_seed(rank)).to(device)
+with torch.no_grad():
+    wanted = network()(x).square().mean().item()
+"""
+
+PUZZLES: dict[str, Puzzle] = {
+    "13/small-step": Puzzle(
+        setup=_SMALL_STEP,
+        call="solution(network, x)",
+        wanted="wanted",
+        targets=(Target(measure=PEAK, most=36e6),),
+        why="fully_shard divides the 16 bytes per parameter, and checkpointed blocks keep only their inputs.",
+        hint="Which part of the peak is divided by fully_shard, and which part is the activations of the batch?",
+        wrong_hint="Return the loss of this rank for x, before the optimizer step.",
     ),
 }

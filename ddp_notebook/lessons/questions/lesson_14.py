@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.measures import SENT
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 QUESTIONS: dict[str, Question] = {
     "14/shape": Question(
@@ -76,5 +78,24 @@ QUESTIONS: dict[str, Question] = {
         answer=True,
         why="the pieces' products are summands, and an all-reduce adds them up.",
         hint="Multiply the pieces, and ask what is still missing to every element.",
+    ),
+}
+
+_OWN_TOKENS = """
+chance = torch.Generator().manual_seed(3)
+x, w = (torch.randn(shape, dtype=torch.float64, generator=chance).to(device) for shape in ((48, 96), (96, 32)))
+x_piece = x.chunk(world_size, dim=1)[rank].contiguous()
+w_piece = w.chunk(world_size, dim=0)[rank].contiguous()
+"""
+
+PUZZLES: dict[str, Puzzle] = {
+    "14/own-tokens": Puzzle(
+        setup=_OWN_TOKENS,
+        call="solution(x_piece, w_piece)",
+        wanted="(x @ w).chunk(world_size)[rank]",
+        targets=(Target(measure=SENT, most=lambda size: (size - 1) / size * 48 * 32 * 8),),
+        why="a reduce-scatter is the half of an all-reduce after which each rank has its own rows.",
+        hint="An all-reduce is a reduce-scatter and an all-gather. Which half brings rows that you then throw away?",
+        wrong_hint="Return the rows of x @ w that belong to this rank: the products of the pieces are summands.",
     ),
 }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.measures import Attempt, Measure, sent_bytes
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
+from ddp_notebook.records.units import size as in_bytes
 
 
 def _shape(size: int) -> tuple[int, int]:
@@ -57,5 +60,47 @@ QUESTIONS: dict[str, Question] = {
         answer=lambda size: {rank: divmod(rank, _shape(size)[1]) for rank in range(size)},
         why="the row is the number of whole rows before the rank, the column is the remainder.",
         hint="Divide the rank by the number of columns: one of the two is the quotient, the other is the remainder.",
+    ),
+}
+
+_ELEMENTS = 48
+
+
+def _across(attempt: Attempt) -> dict[int, float]:
+    """Return the bytes that each rank sends in groups with ranks of other rows."""
+    columns = _shape(len(attempt.ranks))[1]
+    found = dict.fromkeys(attempt.ranks, 0.0)
+    for call in attempt.calls:
+        if len({rank // columns for rank in call.ranks}) > 1:
+            found[call.rank] += sent_bytes(call)
+    return found
+
+
+def _most_across(size: int) -> float:
+    """Return the bytes of an all-reduce of one part of the tensor along a column."""
+    rows, columns = _shape(size)
+    return 2 * (rows - 1) / rows * 4 * _ELEMENTS / columns
+
+
+PUZZLES: dict[str, Puzzle] = {
+    "15/across": Puzzle(
+        setup=f"""
+from torch.distributed.device_mesh import init_device_mesh
+
+rows = 2 if world_size >= 4 and world_size % 2 == 0 else 1
+grid = init_device_mesh(device.type, (rows, world_size // rows), mesh_dim_names=("column", "row"))
+in_row, in_column = grid["row"].get_group(), grid["column"].get_group()
+x = torch.arange({_ELEMENTS}.0, device=device) + rank
+wanted = sum(torch.arange({_ELEMENTS}.0, device=device) + r for r in range(world_size))
+""",
+        call="solution(x, in_row, in_column)",
+        wanted="wanted",
+        targets=(
+            Target(measure=Measure(name="bytes sent to other rows", of=_across, in_words=in_bytes), most=_most_across),
+        ),
+        why="within the row each rank gets a part of the sum. Only this part crosses to the other rows.",
+        hint="Make the tensor small before it crosses: which collective within the row leaves each rank a part of the sum? "
+        "And which one puts the parts together again?",
+        wrong_hint="Return the sum of the tensors of all ranks, on every rank.",
     ),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.measures import SENT
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 QUESTIONS: dict[str, Question] = {
     "16/who-skips": Question(
@@ -53,5 +55,46 @@ QUESTIONS: dict[str, Question] = {
         why="fp16 receives half of DDP's bytes on any number of ranks, top-k 64 / 20 times DDP's.",
         hint="fp16 keeps the all-reduce and halves the size. For top-k use the ratio N / 20.",
         traps={("top-k", "fp16", "none"): "That is right for what a rank gives. What does it receive from 63 others?"},
+    ),
+}
+
+_FEW_BYTES = """
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
+
+
+def batches_of(rank):
+    chance = torch.Generator().manual_seed(rank)
+    return [
+        (torch.rand(32, 64, generator=chance), torch.randint(10, (32,), generator=chance)) for _ in range(4)
+    ]
+
+
+alone = network()
+for r in range(world_size):
+    for x, y in batches_of(r):
+        (cross_entropy(alone(x), y) / 4 / world_size).backward()
+wanted = alone[0].weight.grad
+model, batches = DistributedDataParallel(network()), batches_of(rank)
+"""
+_GRADIENT_BYTES = 4 * (64 * 64 + 64 + 64 * 10 + 10)
+
+PUZZLES: dict[str, Puzzle] = {
+    "16/few-bytes": Puzzle(
+        setup=_FEW_BYTES,
+        call="solution(model, batches)",
+        got="result / wanted.norm()",
+        wanted="wanted / wanted.norm()",
+        tolerance=1e-3,
+        targets=(Target(measure=SENT, most=lambda size: (size - 1) / size * _GRADIENT_BYTES),),
+        why="three of the four backwards send nothing, and the last one sends 16 bits per number.",
+        hint="How many of the four backwards have to send? And how many bits does a number need on the way?",
+        wrong_hint="Return the gradient of the first layer: the mean over all ranks and all four micro-batches.",
     ),
 }

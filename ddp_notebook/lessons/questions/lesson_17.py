@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
+from ddp_notebook.lessons.questions.returned import returned
+from ddp_notebook.records.units import size as in_bytes
 
 QUESTIONS: dict[str, Question] = {
     "17/share": Question(
@@ -60,5 +63,20 @@ QUESTIONS: dict[str, Question] = {
         answer={"next step": True, "the one after": True},
         why="the next steps depend only on the parameters, Adam's state and the state of the random number generator.",
         hint="Which objects does a step change? Save the state of each: model, optimizer, generator of batches.",
+    ),
+}
+
+_BYTES = 3 * 4 * (512 * 512 + 512)  # the parameters, and the two averages of Adam
+
+PUZZLES: dict[str, Puzzle] = {
+    "17/small-files": Puzzle(
+        setup="from ddp_notebook.lessons.questions.saving_ranks import tried",
+        call="tried(solution)",
+        got="result['is right']",
+        wanted="1.0",
+        targets=(Target(measure=returned("largest file", in_bytes), most=lambda size: 1.2 * _BYTES / size),),
+        why="each rank writes its own parts into its own file.",
+        hint="Which rank has which part before you gather the state? Let each rank write what it has.",
+        wrong_hint="Save a dictionary with the keys model and optimizer, with dcp.save.",
     ),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.measures import PEAK, SENT
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 QUESTIONS: dict[str, Question] = {
     "18/lower": Question(
@@ -45,5 +47,46 @@ QUESTIONS: dict[str, Question] = {
         answer={"ours": False, "theirs": True, "one too far": True},
         why="another last character changes the output of an earlier position only if that position can see it.",
         hint="Call the model with two texts that differ in the last character, and compare all positions before it.",
+    ),
+}
+
+_ONE_STEP = """
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+
+def network():
+    torch.manual_seed(0)
+    inner = nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64)
+    return nn.Sequential(nn.Embedding(100, 64), *inner, nn.Linear(64, 100))
+
+
+def loss_of(model, x, wanted):
+    return cross_entropy(model(x).flatten(0, 1), wanted.flatten())
+
+
+chance = torch.Generator().manual_seed(rank)
+x, y = torch.randint(100, (2, 64, 32), generator=chance)
+model = DistributedDataParallel(network())
+loss_of(model, x, y).backward()
+right = model.module[-1].weight.grad.clone()
+model = DistributedDataParallel(network())
+"""
+_PARAMETERS = 100 * 64 + (64 * 256 + 256) + (256 * 64 + 64) + 2 * 64 + (64 * 100 + 100)
+
+PUZZLES: dict[str, Puzzle] = {
+    "18/one-step": Puzzle(
+        setup=_ONE_STEP,
+        call="solution(model, loss_of, x, y)",
+        wanted="right",
+        targets=(
+            Target(measure=PEAK, most=3.5e6),
+            Target(measure=SENT, most=lambda size: 2 * (size - 1) / size * 4 * _PARAMETERS),
+        ),
+        why="only the activations of one part are alive at a time, and only the last backward sends.",
+        hint="Compute the gradient of one part after the other, each with its share of the loss. Which of the backwards "
+        "may send?",
+        wrong_hint="Return the gradient of the last layer, for the mean loss over the whole share and all ranks.",
     ),
 }

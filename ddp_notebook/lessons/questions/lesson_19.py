@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
+from ddp_notebook.lessons.questions.returned import returned
 
 QUESTIONS: dict[str, Question] = {
     "19/next-step": Question(
@@ -42,12 +44,6 @@ QUESTIONS: dict[str, Question] = {
         traps={18.97: "That is the number of minutes."},
         tolerance=0.01,
     ),
-    "19/hours": Question(
-        answer={"16,384 GPUs": 3.093, "1,024 GPUs": 49.49},
-        why="54 * 24 / 419 hours; with a sixteenth of the GPUs it takes 16 times as long.",
-        hint="Divide the hours of 54 days by the number of interruptions. Fewer GPUs fail less often together.",
-        tolerance=0.02,
-    ),
     "19/cost": Question(
         answer=110,
         why="60 seconds for the restart, and on average half of 200 steps again: 100 steps of 0.5 seconds.",
@@ -60,5 +56,55 @@ QUESTIONS: dict[str, Question] = {
         why="80 steps of 8 images on each rank, one new process, and at most the interrupted step is repeated.",
         hint="Add 8 inside `with step:`, and pass the dictionary to survive(): it is restored before the step is "
         "repeated, and copied to the new process.",
+    ),
+}
+
+_UNRELIABLE = """
+import random
+
+
+class Machine:
+    '''Simulates a training run: a step takes 1 second, a save 3, a restart 10, with a fault every 100 s on average.'''
+
+    def __init__(self):
+        self.step, self.saved, self.seconds = 0, 0, 0.0
+        self._chance = random.Random(7)
+        self._fault_s = self._chance.expovariate(1 / 100)
+
+    def train(self):
+        '''Make a step. Returns whether it is complete; if not, a process has died.'''
+        self.seconds += 1
+        if self.seconds < self._fault_s:
+            self.step += 1
+            return True
+        return False
+
+    def save(self):
+        self.seconds += 3
+        self.saved = self.step
+
+    def restart(self):
+        '''Start new processes, with the state that was saved last.'''
+        self.seconds += 10
+        self.step = self.saved
+        self._fault_s = self.seconds + self._chance.expovariate(1 / 100)
+
+
+def trained(solution):
+    machine = Machine()
+    solution(machine, 2000)
+    return {"seconds": machine.seconds, "steps": float(machine.step)}
+"""
+
+PUZZLES: dict[str, Puzzle] = {
+    "19/save-in-time": Puzzle(
+        setup=_UNRELIABLE,
+        call="trained(solution)",
+        got="result['steps']",
+        wanted="2000.0",
+        targets=(Target(measure=returned("seconds"), most=3100),),
+        why="sqrt(2 * 3 * 100) is 24 seconds between two saves.",
+        hint="A save takes 3 seconds, and a fault comes every 100 seconds on average. Use sqrt(2 * c * m).",
+        wrong_hint="Train until machine.step is the number of steps. After a fault, restart.",
     ),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.measures import COLLECTIVES, SENT
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 _PAIRS = ("together, parts", "parts, whole", "none")  # gradients that differ
 
@@ -71,5 +73,43 @@ QUESTIONS: dict[str, Question] = {
         answer={"findings": [], "is within 0.01 %": True},
         why="no finding is left, and the gradients are those of one process.",
         hint="Put the scale into the module that DDP gets, and let each rank take the mean over its own images.",
+    ),
+}
+
+_UNEQUAL = """
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def part(rank):
+    chance, count = torch.Generator().manual_seed(rank), 48 if rank == 0 else 16
+    return torch.rand(count, 64, generator=chance), torch.randint(10, (count,), generator=chance)
+
+
+x, y = part(rank)
+whole_x, whole_y = (torch.cat(both) for both in zip(*map(part, range(world_size)), strict=True))
+alone = network()
+cross_entropy(alone(whole_x), whole_y).backward()
+wanted = [parameter.grad for parameter in alone.parameters()]
+"""
+_GRADIENT_BYTES = 4 * (64 * 64 + 64 + 64 * 10 + 10)
+
+PUZZLES: dict[str, Puzzle] = {
+    "20/one-message": Puzzle(
+        setup=_UNEQUAL,
+        call="solution(network(), x, y)",
+        wanted="wanted",
+        targets=(
+            Target(measure=COLLECTIVES, most=1),
+            Target(measure=SENT, most=lambda size: 2 * (size - 1) / size * (_GRADIENT_BYTES + 4)),
+        ),
+        why="the sums of the gradients and the number of samples travel in one tensor.",
+        hint="Put all gradients and the number of samples into one flat tensor, and divide after the all-reduce.",
+        wrong_hint="Each sample of the whole batch counts the same: sum over the samples, and divide by their number.",
     ),
 }
