@@ -1,6 +1,5 @@
 """Solutions of the puzzles of lessons 12 to 20. The ranks run them, with their own `torch`, `dist` and `rank`."""
 
-# ruff: noqa: F821
 from __future__ import annotations
 
 

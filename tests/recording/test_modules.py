@@ -58,7 +58,11 @@ torch.manual_seed(0)
 ids = torch.arange(12).reshape(2, 6) % 11
 """
 
-_FSDP = [("blocks.0", "all-gather of parameters"), ("blocks.1", "all-gather of parameters"), ("(root)", "all-gather of parameters")]
+_FSDP = [
+    ("blocks.0", "all-gather of parameters"),
+    ("blocks.1", "all-gather of parameters"),
+    ("(root)", "all-gather of parameters"),
+]
 _CASES = {  # a model, the modules of its forward's collectives, and of its backward's
     "FSDP2": (
         "net = Net([Block(), Block()])\nfor b in net.blocks: fully_shard(b)\nfully_shard(net)",

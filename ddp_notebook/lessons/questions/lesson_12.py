@@ -92,7 +92,8 @@ PUZZLES: dict[str, Puzzle] = {
             Target(measure=returned("units of time"), most=lambda size: 3 * (3 * size - 1)),
         ),
         why="rank r begins with n - r forwards, then it does one backward and one forward in turns.",
-        hint="A rank may do its first backward as soon as its gradient can be there. How many forwards does it make until "
+        hint="A rank may do its first backward as soon as its gradient can be there. How many forwards does it make "
+        "until "
         "then? After that, each backward makes room for one forward.",
         wrong_hint="Each rank needs one forward and one backward of every microbatch.",
     ),

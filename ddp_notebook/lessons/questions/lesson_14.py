@@ -72,7 +72,8 @@ QUESTIONS: dict[str, Question] = {
     "14/block": Question(
         answer={"forward": 2, "backward": 2},
         why="each of the two parts sums its outputs in the forward, and the gradients of its input in the backward.",
-        hint="Two parts. In the forward each has summands at its end; in the backward each has summands at its beginning.",
+        hint="Two parts. In the forward each has summands at its end; in the backward each has summands at its "
+        "beginning.",
     ),
     "14/row-parallel": Question(
         answer=True,

@@ -99,7 +99,8 @@ wanted = sum(torch.arange({_ELEMENTS}.0, device=device) + r for r in range(world
             Target(measure=Measure(name="bytes sent to other rows", of=_across, in_words=in_bytes), most=_most_across),
         ),
         why="within the row each rank gets a part of the sum. Only this part crosses to the other rows.",
-        hint="Make the tensor small before it crosses: which collective within the row leaves each rank a part of the sum? "
+        hint="Make the tensor small before it crosses: which collective within the row leaves each rank a part of "
+        "the sum? "
         "And which one puts the parts together again?",
         wrong_hint="Return the sum of the tensors of all ranks, on every rank.",
     ),

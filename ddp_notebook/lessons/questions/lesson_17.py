@@ -50,12 +50,14 @@ QUESTIONS: dict[str, Question] = {
             "writing the gathered state": "rank 0",
             "saving the state of the random number generator": "all",
         },
-        why="rank 0 is enough for values that are equal on all ranks. Shards, collectives and own states need all ranks.",
+        why="rank 0 is enough for values that are equal on all ranks. Shards, collectives and own states need all "
+        "ranks.",
         hint="Is the value equal on all ranks? Does the call communicate?",
     ),
     "17/size": Question(
         answer={"total": 84.0, "per rank": 10.5},
-        why="4 bytes for the parameter and 8 for Adam: 12 bytes of 7 billion parameters, and each rank writes an eighth.",
+        why="4 bytes for the parameter and 8 for Adam: 12 bytes of 7 billion parameters, and each rank writes an "
+        "eighth.",
         hint="Gradients are not saved. How many numbers per parameter remain?",
         tolerance=0.02,
     ),

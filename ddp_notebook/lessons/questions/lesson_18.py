@@ -85,7 +85,8 @@ PUZZLES: dict[str, Puzzle] = {
             Target(measure=SENT, most=lambda size: 2 * (size - 1) / size * 4 * _PARAMETERS),
         ),
         why="only the activations of one part are alive at a time, and only the last backward sends.",
-        hint="Compute the gradient of one part after the other, each with its share of the loss. Which of the backwards "
+        hint="Compute the gradient of one part after the other, each with its share of the loss. Which of the "
+        "backwards "
         "may send?",
         wrong_hint="Return the gradient of the last layer, for the mean loss over the whole share and all ranks.",
     ),
