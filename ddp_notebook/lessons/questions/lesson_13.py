@@ -65,9 +65,8 @@ QUESTIONS: dict[str, Question] = {
         answer={"DDP": 7.0, "FSDP": 10.5, "FSDP, no reshard": 7.0},
         why="4 GB of parameters: 2 * 7/8 * 4 GB for an all-reduce, and 7/8 * 4 GB for each all-gather or "
         "reduce-scatter.",
-        hint="The parameters have 4 GB. An all-gather or reduce-scatter brings (n - 1) / n of them to each rank, and "
-        "an "
-        "all-reduce twice as much. How many of them does a step have?",
+        hint="The parameters have 4 GB. An all-gather or reduce-scatter brings (n - 1) / n of them to each rank, "
+        "and an all-reduce twice as much. How many of them does a step have?",
         tolerance=0.02,
     ),
 }
