@@ -34,20 +34,27 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 CELL_S = 300.0
 
-# The log that the second run of lesson 19 under torchrun leaves. `make test` writes only the log, since that run starts
-# nine processes that import torch. The first run, with a killed worker, remains as it is. A part of the log has these
-# numbers: the pid of rank 0, the number of ranks and the first step.
-MEMBERS = """\
-folder = fresh("agent_members")
+# The logs that the two runs of lesson 19 under torchrun leave. `make test` writes only the logs, since these runs start
+# thirteen processes that import torch. A part of a log has these numbers: the pid of rank 0, the number of ranks and the
+# first step.
+LOG = """\
+folder = fresh("NAME")
 with (folder / "log").open("a") as log:
-    for part, (first_pid, world_size, first_step) in enumerate([(11, 1, 0), (21, 3, 50), (31, 2, 100)]):
+    for part, (first_pid, world_size, first_step) in enumerate(PARTS):
         for step in range(first_step, first_step + 65):
             for rank in range(world_size):
                 row = {"at_s": 1e9 + 5 * part + 0.01 * step, "step": step, "rank": rank}
                 log.write(json.dumps(row | {"pid": first_pid + rank, "world_size": world_size}) + "\\n")
 """
+KILLED = LOG.replace("NAME", "agent_killed").replace("PARTS", "[(11, 2, 0), (21, 2, 50)]")
+MEMBERS = LOG.replace("NAME", "agent_members").replace("PARTS", "[(11, 1, 0), (21, 3, 50), (31, 2, 100)]")
 # The cells that `make test` replaces, by the number of the lesson: the first line of each cell, and the new cell.
-SHORTER = {"19": [('folder = fresh("agent_members")', MEMBERS)]}
+SHORTER = {
+    "19": [
+        ('folder = fresh("agent_killed")', KILLED + "said, [of_agent] = [], changes(folder, rank=1)\n"),
+        ('folder = fresh("agent_members")', MEMBERS),
+    ]
+}
 # Everything that a lesson leaves in the kernel is undone, so that the next one starts as in a new kernel.
 REMEMBER = """\
 import os, sys

@@ -41,6 +41,4 @@ assert _verdict, _verdict
 assert not lessons.check("10/sum-by-calls", {rank: rank + 1 for rank in range(n)})
 
 # %% puzzle-solved
-assert not lessons.check("10/few-calls", "my_answers")
-_verdict = lessons.check("10/few-calls", "in_two_calls")
-assert _verdict, _verdict
+assert puzzle, puzzle
