@@ -35,9 +35,11 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 CELL_S = 300.0
 
 # The logs that the two runs of lesson 19 under torchrun leave. `make test` writes only the logs, since these runs start
-# thirteen processes that import torch. A part of a log has these numbers: the pid of rank 0, the number of ranks and the
-# first step.
+# thirteen processes that import torch. A part of a log has these numbers: the pid of rank 0, the number of ranks and
+# the first step.
 LOG = """\
+import json
+
 folder = fresh("NAME")
 with (folder / "log").open("a") as log:
     for part, (first_pid, world_size, first_step) in enumerate(PARTS):
