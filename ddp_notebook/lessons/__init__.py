@@ -16,6 +16,9 @@
     lessons.mesh(way="HSDP")                    communication of a training run on a mesh
     lessons.ask("05/changed")                   ask for a guess
     lessons.result("05/changed", figure)        display a result after the guess
+    lessons.bug(1)                              a broken program to repair
+    lessons.grade_ddp("MyDDP")                  your own DDP against torch's; also `grade_fsdp`
+    lessons.plan(shard=16)                      memory and time of a step of a large model
     lessons.check("04/world-size", 24)          check an answer
     lessons.progress()                          the answers so far; also `collect` and `forget`
 
@@ -29,6 +32,7 @@ Every number comes from tensors on the ranks. Without a front end, lessons work 
     pipelines/      a model cut over the ranks
     sharding/       tensors in pieces: the parts of each rank, and their communication
     questions/      questions before results, and exercises with a checked answer
+    capstones/      larger tasks that use several lessons
     lesson_cells    runs the cells of a lesson in the session
     ranks           the code of the lessons on the ranks
     lesson          interface of a lesson with a view: state, acts, picture
@@ -46,6 +50,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddp_notebook.lessons.algorithms.stepping import Stepper
+    from ddp_notebook.lessons.capstones.bug import Bug
+    from ddp_notebook.lessons.capstones.grades import grade_ddp, grade_fsdp
+    from ddp_notebook.lessons.capstones.plan import Plan
     from ddp_notebook.lessons.collectives.costs import Costs
     from ddp_notebook.lessons.collectives.explorer import Explorer
     from ddp_notebook.lessons.ddp.inside import InsideDDP, inside_ddp
@@ -63,12 +70,14 @@ if TYPE_CHECKING:
     from ddp_notebook.lessons.sharding.product import Product, product
 
 __all__ = [
+    "Bug",
     "Costs",
     "Explorer",
     "InsideDDP",
     "MeshTraining",
     "PipelineLesson",
     "PipelineRun",
+    "Plan",
     "Product",
     "RemoteProgram",
     "Scene",
@@ -76,17 +85,21 @@ __all__ = [
     "Verdict",
     "algorithm",
     "ask",
+    "bug",
     "check",
     "collect",
     "collective",
     "cost",
     "exchanges",
     "forget",
+    "grade_ddp",
+    "grade_fsdp",
     "inside_ddp",
     "mesh",
     "pipeline",
     "placement",
     "places",
+    "plan",
     "point_to_point",
     "product",
     "progress",
@@ -96,12 +109,14 @@ __all__ = [
 
 # Ranks import `lessons.ranks` and thus this file, so it must not import the modules of the notebook.
 _LAZY = {
+    "Bug": "capstones.bug",
     "Costs": "collectives.costs",
     "Explorer": "collectives.explorer",
     "InsideDDP": "ddp.inside",
     "MeshTraining": "sharding.mesh_training",
     "PipelineLesson": "pipelines.pipeline",
     "PipelineRun": "pipelines.pipeline",
+    "Plan": "capstones.plan",
     "Product": "sharding.product",
     "RemoteProgram": "remote.rpc_program",
     "Scene": "messages.point_to_point",
@@ -110,6 +125,8 @@ _LAZY = {
     "ask": "questions.asking",
     "check": "questions.questions",
     "collect": "questions.progress",
+    "grade_ddp": "capstones.grades",
+    "grade_fsdp": "capstones.grades",
     "forget": "questions.progress",
     "progress": "questions.progress",
     "result": "questions.results",
@@ -154,6 +171,20 @@ def cost(**options: Any) -> Costs:
     from ddp_notebook.lessons.collectives.costs import measure
 
     return measure(**options)
+
+
+def bug(number: int) -> Bug:
+    """Return a broken program of lesson 27; see `Bug`."""
+    from ddp_notebook.lessons.capstones.bug import Bug
+
+    return Bug(number)
+
+
+def plan(**choice: Any) -> Plan:
+    """Plan a training run of a large model; see `Plan`."""
+    from ddp_notebook.lessons.capstones.plan import Plan
+
+    return Plan(**choice)
 
 
 def __getattr__(name: str) -> Any:

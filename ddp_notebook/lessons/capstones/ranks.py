@@ -1,0 +1,246 @@
+"""Code on each rank for the capstones that build DDP and FSDP.
+
+Compute and links are simulated by sleeping, which takes no CPU time. So a laptop shows the same overlap as a cluster. The
+tensors and the collectives are real. Only ranks import this module, so it may import torch.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH, LAYERS, BATCH = 128, 8, 16
+LAYER_MS = 8.0  # simulated backward of a layer
+MB_S, CALL_MS = 10.0, 2.0  # simulated link, and the fixed cost of each call
+STEPS = 3
+
+
+class Transfer:
+    """One all-reduce on a `Link`, which may still be under way."""
+
+    def __init__(self, link: "Link") -> None:
+        self._link = link
+        self._done = threading.Event()
+        self._error: Exception | None = None
+
+    def wait(self) -> None:
+        """Block until the tensor has the sum of all ranks. The link measures this time."""
+        began = time.perf_counter()
+        self._done.wait()
+        self._link.exposed_s += time.perf_counter() - began
+        if self._error is not None:
+            raise self._error
+
+
+class Link:
+    """The network of this rank, with a limited speed: one transfer after the other.
+
+    Args:
+        mb_s: Megabytes per second.
+        call_ms: Milliseconds that each call costs in addition.
+
+    Example:
+        >>> link = Link()
+        >>> transfer = link.all_reduce(gradient)  # returns at once; the tensor changes in the background
+        >>> transfer.wait()
+    """
+
+    def __init__(self, mb_s: float = MB_S, call_ms: float = CALL_MS) -> None:
+        self._bytes_s, self._call_s = mb_s * 1e6, call_ms / 1000
+        self.exposed_s = 0.0  # time in `Transfer.wait`
+        self.calls = 0
+        self.nbytes = 0
+        self._queue: queue.SimpleQueue[tuple[torch.Tensor, Transfer] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="simulated link", daemon=True)
+        self._thread.start()
+
+    def all_reduce(self, tensor: torch.Tensor) -> Transfer:
+        """Start the sum of a contiguous tensor over all ranks, in place. Do not touch the tensor before `wait`."""
+        transfer = Transfer(self)
+        self._queue.put((tensor.detach(), transfer))
+        return transfer
+
+    def transfer_ms(self, nbytes: int) -> float:
+        """Return the milliseconds that these bytes occupy the link in a ring: each rank sends 2 (N - 1) / N of them."""
+        n = dist.get_world_size()
+        return 1000 * nbytes * 2 * (n - 1) / n / self._bytes_s
+
+    def close(self) -> None:
+        """End the thread after the transfers that were started."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (next_one := self._queue.get()) is not None:
+            tensor, transfer = next_one
+            began = time.perf_counter()
+            try:
+                dist.all_reduce(tensor)
+                self.calls += 1
+                self.nbytes += tensor.nbytes
+                busy_s = self._call_s + self.transfer_ms(tensor.nbytes) / 1000
+                time.sleep(max(0.0, began + busy_s - time.perf_counter()))
+            except Exception as error:  # the reader's thread raises it
+                transfer._error = error
+            transfer._done.set()
+
+
+class _Slow(torch.autograd.Function):
+    """An identity whose backward takes `LAYER_MS`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(LAYER_MS / 1000)
+        return gradient
+
+
+class Layer(nn.Linear):
+    """A linear layer with a ReLU whose backward takes `LAYER_MS`, as that of a larger layer would."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = _Slow.apply(super().forward(x).relu())  # type: ignore[no-untyped-call]
+        return out
+
+
+def network() -> nn.Sequential:
+    """Return the network of the capstones, with the same weights on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(Layer(WIDTH, WIDTH) for _ in range(LAYERS)))
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the images and targets of this rank in a step."""
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    return torch.randn(BATCH, WIDTH, generator=generator), torch.randn(BATCH, WIDTH, generator=generator)
+
+
+def grade_ddp(make: Callable[[nn.Module, Link], Any]) -> dict[str, Any]:
+    """Train with the reader's DDP and with torch's DDP. Compare the weights bit for bit, and measure the exposed time.
+
+    Args:
+        make: Class or function that gets the network and the link. Its result has a method `finish`, which is called
+            after each backward. After it, every gradient must be the mean over the ranks.
+
+    Returns:
+        `equal`: the weights after three steps have the same bits as those of torch's DDP.
+        `exposed`: shortest exposed time of a step, as a multiple of the time that the bytes occupy the link.
+        `exposed_ms`, `calls`, `nbytes`: the same in milliseconds; all-reduces and bytes of a step.
+    """
+    ours, theirs = network(), network()
+    link = Link()
+    ddp = DistributedDataParallel(theirs)
+    exposed_ms = []
+    try:
+        own = make(ours, link)
+        for step in range(STEPS):
+            began_s, calls, nbytes = link.exposed_s, link.calls, link.nbytes
+            _train(ours, step, own.finish)
+            exposed_ms.append(1000 * (link.exposed_s - began_s))
+            calls, nbytes = link.calls - calls, link.nbytes - nbytes
+    finally:
+        link.close()
+    with _fast():
+        for step in range(STEPS):
+            _train(ddp, step, lambda: None)
+    size = sum(p.nbytes for p in theirs.parameters())
+    return {
+        "equal": all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)),
+        "exposed": min(exposed_ms) / link.transfer_ms(size),
+        "exposed_ms": min(exposed_ms),
+        "calls": calls,
+        "nbytes": nbytes,
+    }
+
+
+def _train(model: nn.Module, step: int, finish: Callable[[], object]) -> None:
+    x, y = batch(step)
+    model.zero_grad()
+    (model(x) - y).square().mean().backward()
+    finish()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.grad is not None:
+                p -= 0.1 * p.grad
+
+
+@contextmanager
+def _fast() -> Iterator[None]:
+    """Run the backward of a `Layer` without its simulated time."""
+    global LAYER_MS
+    before, LAYER_MS = LAYER_MS, 0.0
+    try:
+        yield
+    finally:
+        LAYER_MS = before
+
+
+# ---- build FSDP
+
+
+def whole_gradients(weights: list[torch.Tensor], step: int) -> list[torch.Tensor]:
+    """Return the gradients of the mean loss of all ranks, computed with whole weights on this rank.
+
+    Args:
+        weights: Weight of each layer, (WIDTH, WIDTH).
+    """
+    leaves = [w.detach().clone().requires_grad_() for w in weights]
+    x, y = batch(step)
+    for weight in leaves:
+        x = (x @ weight.t()).relu()
+    gradients = torch.autograd.grad((x - y).square().mean(), leaves)
+    for gradient in gradients:
+        dist.all_reduce(gradient)
+        gradient /= dist.get_world_size()
+    return list(gradients)
+
+
+def stack() -> list[torch.Tensor]:
+    """Return the weights of the layers of the FSDP capstone, the same on every rank."""
+    torch.manual_seed(0)
+    return [torch.randn(WIDTH, WIDTH) * (2 / WIDTH) ** 0.5 for _ in range(LAYERS)]
+
+
+class GradedFSDP:
+    """Runs a step of the reader's FSDP, and compares its gradients.
+
+    Args:
+        make: Class that gets the weight of each layer, (WIDTH, WIDTH). Its object has `shards`, one tensor per layer with
+            the part of this rank, and `loss(x, y)`.
+    """
+
+    def __init__(self, make: Callable[[list[torch.Tensor]], Any]) -> None:
+        self.own = make(stack())
+
+    def step(self) -> None:
+        """Compute the gradients of one step."""
+        for shard in self.own.shards:
+            shard.grad = None
+        x, y = batch(0)
+        self.own.loss(x, y).backward()
+
+    def is_sharded(self) -> bool:
+        """Return whether this rank keeps its part of each weight only, without the rest of its memory."""
+        part = WIDTH * WIDTH // dist.get_world_size()
+        return len(self.own.shards) == LAYERS and all(
+            shard.numel() == part and shard.untyped_storage().nbytes() == shard.nbytes for shard in self.own.shards
+        )
+
+    def is_right(self) -> bool:
+        """Return whether each shard has its part of the mean gradient."""
+        size, rank = dist.get_world_size(), dist.get_rank()
+        exact = [one.flatten().chunk(size)[rank] for one in whole_gradients(stack(), 0)]
+        return all(
+            shard.grad is not None and torch.allclose(shard.grad.flatten(), right, atol=1e-6)
+            for shard, right in zip(self.own.shards, exact, strict=True)
+        )
