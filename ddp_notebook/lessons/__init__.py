@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddp_notebook.lessons.algorithms.stepping import Stepper
     from ddp_notebook.lessons.capstones.bug import Bug
-    from ddp_notebook.lessons.capstones.grades import grade_ddp, grade_fsdp
+    from ddp_notebook.lessons.capstones.grades import grade_ddp, grade_fsdp, grade_plan
     from ddp_notebook.lessons.capstones.plan import Plan
     from ddp_notebook.lessons.collectives.costs import Costs
     from ddp_notebook.lessons.collectives.explorer import Explorer
@@ -94,6 +94,7 @@ __all__ = [
     "forget",
     "grade_ddp",
     "grade_fsdp",
+    "grade_plan",
     "inside_ddp",
     "mesh",
     "pipeline",
@@ -127,6 +128,7 @@ _LAZY = {
     "collect": "questions.progress",
     "grade_ddp": "capstones.grades",
     "grade_fsdp": "capstones.grades",
+    "grade_plan": "capstones.grades",
     "forget": "questions.progress",
     "progress": "questions.progress",
     "result": "questions.results",

@@ -1,10 +1,11 @@
-"""Grades of the capstones that build DDP and FSDP: the reader's class runs on the ranks, and a target decides."""
+"""Grades of the capstones: your class runs on the ranks, or your plan is computed, and a target decides."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.errors import DDPNotebookError
+from ddp_notebook.errors import DDPNotebookError, UsageError
+from ddp_notebook.lessons.capstones.plan import RESERVE_GB, Plan
 from ddp_notebook.lessons.lesson_cells import running
 from ddp_notebook.lessons.questions.questions import Verdict
 from ddp_notebook.records import units
@@ -12,8 +13,10 @@ from ddp_notebook.records import units
 if TYPE_CHECKING:
     from ddp_notebook.session import Session
 
-# Exposed time of a step, as a multiple of the time that its bytes occupy the link. Without overlap it cannot be below 1.
-MOST_EXPOSED = 0.7
+# Exposed time of a step, as a multiple of the time that its bytes occupy the link. Without overlap it cannot be below
+# 1; with one call for each gradient it is about 0.85, since calls cost time too.
+MOST_EXPOSED = 0.6
+LEAST_TOKENS_S = 11_600  # lesson 28; the best plan has 12,800
 MOST_PASSES = 3.0  # FSDP moves the weights twice and the gradients once
 # Peak as a multiple of all weights on two ranks: half for the shards, half for their gradients, and two layers of eight
 # with their inputs. The weights of all layers would add 1.
@@ -45,6 +48,29 @@ def grade_ddp(name: str) -> Verdict:
     if worst["exposed"] > MOST_EXPOSED:
         return Verdict(False, f"the same bits as torch's DDP. {reached}; the target is {MOST_EXPOSED} times")
     return Verdict(True, f"the same bits as torch's DDP. {reached}")
+
+
+def grade_plan(plan: Plan) -> Verdict:
+    """Judge a plan for the model of lesson 28: it must fit, and train `LEAST_TOKENS_S` tokens per second.
+
+    Args:
+        plan: Plan for Llama 3 70B on two nodes, with the batch of the lesson.
+
+    Raises:
+        UsageError: The plan is for another model, cluster or batch.
+    """
+    given = Plan(replicate=plan.cluster.gpus)
+    if (plan.model, plan.cluster, plan.sequences, plan.length) != (
+        given.model, given.cluster, given.sequences, given.length
+    ):
+        raise UsageError("a plan of this exercise has the model, the cluster and the batch of the lesson")
+    memory = f"{units.size(plan.nbytes)} of {plan.cluster.memory_gb:g} GB"
+    if not plan.fits:
+        return Verdict(False, f"it does not fit: {memory}, and {RESERVE_GB:g} GB must stay free")
+    reached = f"{memory}, {plan.tokens_per_s:,.0f} tokens per second, MFU {plan.mfu:.0%}"
+    if plan.tokens_per_s < LEAST_TOKENS_S:
+        return Verdict(False, f"it fits: {reached}; the target is {LEAST_TOKENS_S:,} tokens per second")
+    return Verdict(True, reached)
 
 
 def grade_fsdp(name: str) -> Verdict:

@@ -19,6 +19,7 @@ SOURCES = {
     "H100": "https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306",  # memory, peak and NVLink
     "nccl-tests": "https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md",  # time of a collective
 }
+RESERVE_GB = 4.0  # for CUDA, NCCL and fragments: an assumption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +109,8 @@ class Plan:
         UsageError: The mesh does not use each GPU once, or the batch cannot be divided.
 
     Example:
-        >>> Plan(shard=16, recompute=True).fits
-        True
+        >>> lessons.plan(shard=16, recompute=True).fits
+        False
     """
 
     replicate: int = 1
@@ -200,8 +201,8 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Return whether the plan leaves 8 % of the memory for CUDA, NCCL and fragments."""
-        return self.nbytes <= 0.92 * self.cluster.memory_gb * 1e9
+        """Return whether the plan leaves `RESERVE_GB` of each GPU free."""
+        return self.nbytes <= (self.cluster.memory_gb - RESERVE_GB) * 1e9
 
     # ---- time
 
@@ -279,7 +280,7 @@ class Plan:
 
     @property
     def _verdict(self) -> str:
-        return "fits" if self.fits else "does not fit: 8 % must stay free"
+        return "fits" if self.fits else f"does not fit: {RESERVE_GB:g} GB must stay free"
 
     def __repr__(self) -> str:
         rows = self.rows()

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, LAYERS, BATCH = 128, 8, 16
 LAYER_MS = 8.0  # simulated backward of a layer
-MB_S, CALL_MS = 10.0, 2.0  # simulated link, and the fixed cost of each call
+MB_S, CALL_MS = 10.0, 3.0  # simulated link, and the fixed cost of each call
 STEPS = 3
 
 

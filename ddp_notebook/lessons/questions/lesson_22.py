@@ -1,0 +1,89 @@
+"""Questions of lesson 22: is it fast?"""
+
+from __future__ import annotations
+
+from ddp_notebook.lessons.questions.judging import Question
+
+QUESTIONS: dict[str, Question] = {
+    "22/speedup": Question(
+        answer=1.5,
+        why="16 ms of computation and 6 ms of communication: 32 / 22 is about 1.5.",
+        hint="Add the computation of 32 images and the time of the all-reduce. Divide 32 ms by it.",
+        traps={
+            2.0: "That would be so without communication.",
+            1.0: "The computation is halved; the communication costs less than that.",
+        },
+        choices={"about 1": 1.0, "about 1.5": 1.5, "about 2": 2.0},
+    ),
+    "22/weak": Question(
+        answer=0.84,
+        why="32 ms of computation and 6 ms of communication: 32 / 38 is 84 %. The same 6 ms now weigh less.",
+        hint="Each process computes 32 ms, as one process did. What is added?",
+        traps={
+            0.73: "That is the efficiency of the strong scaling above.",
+            1.0: "The communication is still there.",
+        },
+        choices={"73 %": 0.73, "84 %": 0.84, "100 %": 1.0},
+    ),
+    "22/calls": Question(
+        answer="one call",
+        why="both move the same bytes, but 1,000 calls pay for 1,000 times the messages.",
+        hint="Which of the two terms of the model is the same in both cases?",
+        traps={
+            "1,000 calls": "Small tensors are faster one by one, but there are a thousand of them.",
+            "the same": "The bytes are the same, the messages are not.",
+        },
+        choices=("1,000 calls", "one call", "the same"),
+    ),
+    "22/parameters": Question(
+        answer="no more",
+        why="both sides of the inequality contain P: computation and bytes grow together.",
+        hint="Divide both sides of the inequality by 4 P.",
+        traps={
+            "twice as many": "The bytes double, but the operations double too.",
+            "half as many": "The operations double, but the bytes double too.",
+        },
+        choices=("half as many", "no more", "twice as many"),
+    ),
+    "22/utilisation": Question(
+        answer="nearly nothing",
+        why="nvidia-smi counts the time in which at least one kernel runs. A kernel that waits for other ranks counts too.",
+        hint="Is a GPU busy while it waits in an all-reduce of NCCL?",
+        traps={
+            "it is 100 %": "Then every kernel would use all parts of the GPU all the time.",
+            "it is above 50 %": "A GPU that only waits for other ranks shows 100 % as well.",
+        },
+        choices=("it is 100 %", "it is above 50 %", "nearly nothing"),
+    ),
+    "22/large-batch": Question(
+        answer="higher",
+        why="there are 16 steps instead of 256, and each is as long as before.",
+        hint="How many optimizer steps do two epochs have in both cases?",
+        traps={
+            "the same": "Both have seen the same samples, but the large batch has made 16 times fewer steps.",
+            "lower": "Its gradients are more precise. But how many steps did it make?",
+        },
+        choices=("lower", "the same", "higher"),
+    ),
+    "22/efficiency": Question(
+        answer=0.83,
+        why="the speedup is 10 / 6 = 1.67, of a possible 2.",
+        hint="Speedup over the factor of the GPUs.",
+        traps={0.6: "That is the share of the time. Divide the old time by the new one.", 1.67: "That is the speedup."},
+        choices={"60 %": 0.6, "83 %": 0.83, "167 %": 1.67},
+    ),
+    "22/mfu": Question(
+        answer=0.4,
+        why="6 * 7e9 * 3,000 = 126 TFLOP/s, which is 40 % of 312.",
+        hint="Multiply: 6 operations, parameters, tokens per second. Divide by the peak.",
+        traps={0.13: "That counts the forward only: 2 operations for each parameter and token."},
+        choices={"13 %": 0.13, "40 %": 0.4, "81 %": 0.81},
+    ),
+    "22/order": Question(
+        answer={"one rank is slower than the others": 1, "the link is full": 2, "the GPUs compute inefficiently": 3},
+        why="a slow rank costs all ranks and is cheap to repair. A full link needs fewer bytes or more tokens. Kernels come last: "
+        "they are as slow with one GPU.",
+        hint="What scales badly is what was not there with one GPU. What is the cheapest repair?",
+        choices=(1, 2, 3),
+    ),
+}

@@ -1,0 +1,48 @@
+"""Questions of lesson 26: build FSDP."""
+
+from __future__ import annotations
+
+from ddp_notebook.lessons.questions.judging import Question
+
+QUESTIONS: dict[str, Question] = {
+    "26/collectives": Question(
+        answer={"all-gather": "1, 2, 10, 20", "reduce-scatter": "22"},
+        why="the all-gather puts the tensors one after the other. The sum is [11, 22], and rank 1 gets its second part.",
+        hint="Rank 1 gets everything from the first one, and one element of the sum from the second.",
+        choices=("1, 2, 10, 20", "11, 22", "11", "22"),
+    ),
+    "26/clone": Question(
+        answer="a view keeps the whole weight in memory",
+        why="chunk returns a view of the whole storage, which lives as long as one view of it does.",
+        hint="How much memory does a view of a tensor keep?",
+        traps={
+            "chunk returns a list": "It returns tensors; [rank] takes one of them.",
+            "a gradient needs a copy": "A view can be a parameter too. But which memory stays?",
+        },
+        choices=("chunk returns a list", "a gradient needs a copy", "a view keeps the whole weight in memory"),
+    ),
+    "26/peak": Question(
+        answer=2,
+        why="half for the shards, up to half for their gradients, and all whole weights, which autograd has saved. Plus the "
+        "gradient of a layer, and activations.",
+        hint="Which tensors does autograd keep for the backward?",
+        traps={
+            0.5: "Those are the shards alone.",
+            1: "Those are the shards and their gradients. Does autograd forget the whole weights after each layer?",
+        },
+        choices={"0.5": 0.5, "1": 1, "2 or more": 2},
+    ),
+    "26/count": Question(
+        answer={"all-gather": 2, "reduce-scatter": 1, "all-reduce": 0},
+        why="gather for the forward, gather again for the backward, and reduce-scatter the gradient.",
+        hint="When does the layer need its whole weight? Who needs the whole gradient?",
+        choices=(0, 1, 2),
+    ),
+    "26/bytes": Question(
+        answer=1.5,
+        why="DDP: an all-gather and a reduce-scatter. FSDP: two all-gathers and a reduce-scatter. 3 / 2.",
+        hint="Count each all-reduce as an all-gather and a reduce-scatter.",
+        traps={3: "That is in times of the model. DDP moves 2 times the model.", 1: "FSDP gathers twice."},
+        choices=(1, 1.5, 2, 3),
+    ),
+}
