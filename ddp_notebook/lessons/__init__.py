@@ -17,7 +17,6 @@
     lessons.ask("05/changed")                   ask for a guess
     lessons.result("05/changed", figure)        display a result after the guess
     lessons.bug(1)                              a broken program to repair
-    lessons.grade_ddp("MyDDP")                  your own DDP against torch's; also `grade_fsdp`
     lessons.plan(shard=16)                      memory and time of a step of a large model
     lessons.check("04/world-size", 24)          check an answer
     lessons.progress()                          the answers so far; also `collect` and `forget`
@@ -51,7 +50,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddp_notebook.lessons.algorithms.stepping import Stepper
     from ddp_notebook.lessons.capstones.bug import Bug
-    from ddp_notebook.lessons.capstones.grades import grade_ddp, grade_fsdp, grade_plan
     from ddp_notebook.lessons.capstones.plan import Plan
     from ddp_notebook.lessons.collectives.costs import Costs
     from ddp_notebook.lessons.collectives.explorer import Explorer
@@ -92,9 +90,6 @@ __all__ = [
     "cost",
     "exchanges",
     "forget",
-    "grade_ddp",
-    "grade_fsdp",
-    "grade_plan",
     "inside_ddp",
     "mesh",
     "pipeline",
@@ -126,9 +121,6 @@ _LAZY = {
     "ask": "questions.asking",
     "check": "questions.questions",
     "collect": "questions.progress",
-    "grade_ddp": "capstones.grades",
-    "grade_fsdp": "capstones.grades",
-    "grade_plan": "capstones.grades",
     "forget": "questions.progress",
     "progress": "questions.progress",
     "result": "questions.results",

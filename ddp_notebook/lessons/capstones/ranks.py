@@ -16,6 +16,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_notebook import log
+from ddp_notebook.lessons.capstones.plan import Plan
+
 WIDTH, LAYERS, BATCH = 128, 8, 16
 LAYER_MS = 8.0  # simulated backward of a layer
 MB_S, CALL_MS = 10.0, 3.0  # simulated link, and the fixed cost of each call
@@ -55,8 +58,6 @@ class Link:
     def __init__(self, mb_s: float = MB_S, call_ms: float = CALL_MS) -> None:
         self._bytes_s, self._call_s = mb_s * 1e6, call_ms / 1000
         self.exposed_s = 0.0  # time in `Transfer.wait`
-        self.calls = 0
-        self.nbytes = 0
         self._queue: queue.SimpleQueue[tuple[torch.Tensor, Transfer] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="simulated link", daemon=True)
         self._thread.start()
@@ -83,8 +84,6 @@ class Link:
             began = time.perf_counter()
             try:
                 dist.all_reduce(tensor)
-                self.calls += 1
-                self.nbytes += tensor.nbytes
                 busy_s = self._call_s + self.transfer_ms(tensor.nbytes) / 1000
                 time.sleep(max(0.0, began + busy_s - time.perf_counter()))
             except Exception as error:  # the reader's thread raises it
@@ -125,42 +124,38 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(BATCH, WIDTH, generator=generator), torch.randn(BATCH, WIDTH, generator=generator)
 
 
-def grade_ddp(make: Callable[[nn.Module, Link], Any]) -> dict[str, Any]:
-    """Train with the reader's DDP and with torch's DDP. Compare the weights bit for bit, and measure the exposed time.
+def train_with(make: Callable[[nn.Module, Link], Any]) -> list[torch.Tensor]:
+    """Train some steps with the reader's DDP, and return the weights.
+
+    Logs `exposed`: the shortest exposed time of a step, as a multiple of the time that its bytes occupy the link.
 
     Args:
         make: Class or function that gets the network and the link. Its result has a method `finish`, which is called
             after each backward. After it, every gradient must be the mean over the ranks.
-
-    Returns:
-        `equal`: the weights after three steps have the same bits as those of torch's DDP.
-        `exposed`: shortest exposed time of a step, as a multiple of the time that the bytes occupy the link.
-        `exposed_ms`, `calls`, `nbytes`: the same in milliseconds; all-reduces and bytes of a step.
     """
-    ours, theirs = network(), network()
-    link = Link()
-    ddp = DistributedDataParallel(theirs)
+    model, link = network(), Link()
     exposed_ms = []
     try:
-        own = make(ours, link)
+        own = make(model, link)
         for step in range(STEPS):
-            began_s, calls, nbytes = link.exposed_s, link.calls, link.nbytes
-            _train(ours, step, own.finish)
+            began_s = link.exposed_s
+            _train(model, step, own.finish)
             exposed_ms.append(1000 * (link.exposed_s - began_s))
-            calls, nbytes = link.calls - calls, link.nbytes - nbytes
     finally:
         link.close()
+    parameters = [p.detach() for p in model.parameters()]
+    log(exposed=min(exposed_ms) / link.transfer_ms(sum(p.nbytes for p in parameters)))
+    return parameters
+
+
+def train_with_ddp() -> list[torch.Tensor]:
+    """Train the same steps with torch's DDP, and return the weights."""
+    model = network()
+    ddp = DistributedDataParallel(model)
     with _fast():
         for step in range(STEPS):
             _train(ddp, step, lambda: None)
-    size = sum(p.nbytes for p in theirs.parameters())
-    return {
-        "equal": all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)),
-        "exposed": min(exposed_ms) / link.transfer_ms(size),
-        "exposed_ms": min(exposed_ms),
-        "calls": calls,
-        "nbytes": nbytes,
-    }
+    return [p.detach() for p in model.parameters()]
 
 
 def _train(model: nn.Module, step: int, finish: Callable[[], object]) -> None:
@@ -244,3 +239,13 @@ class GradedFSDP:
             shard.grad is not None and torch.allclose(shard.grad.flatten(), right, atol=1e-6)
             for shard, right in zip(self.own.shards, exact, strict=True)
         )
+
+
+# ---- plan it
+
+
+def try_plan(choice: dict[str, Any]) -> bool:
+    """Log tokens per second of a plan, and return whether it fits."""
+    plan = Plan(**choice)
+    log(tokens_per_s=plan.tokens_per_s)
+    return plan.fits

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.measures import COLLECTIVES, SENT
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 QUESTIONS: dict[str, Question] = {
     "21/gpu": Question(
@@ -65,5 +67,44 @@ QUESTIONS: dict[str, Question] = {
         hint="The batch size of a DataLoader is that of one process.",
         traps={32: "That is the share of one process.", 64: "There are 2 nodes, but 16 processes.", 256: "That is one node."},
         choices=(32, 64, 256, 512),
+    ),
+}
+
+_STEPS, _BYTES = 4, 72  # steps of the epoch, and bytes of the gradients
+
+PUZZLES: dict[str, Puzzle] = {
+    "21/log": Puzzle(
+        setup="""
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64 * world_size, 8), torch.randint(0, 2, (64 * world_size,)))
+loader = DataLoader(data, batch_size=16, sampler=DistributedSampler(data, shuffle=False))
+model = DDP(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+start = {name: value.clone() for name, value in model.state_dict().items()}
+losses, all_losses = [], [None] * world_size
+for x, y in loader:
+    loss = cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+dist.all_gather_object(all_losses, losses)
+model.load_state_dict(start)
+""",
+        call="solution(model, optimizer, loader)",
+        got="float(result)",
+        wanted="sum(map(sum, all_losses)) / sum(map(len, all_losses))",
+        targets=(
+            Target(measure=COLLECTIVES, most=_STEPS + 1),
+            Target(measure=SENT, most=lambda size: 2 * (size - 1) / size * (_STEPS * _BYTES + 8)),
+        ),
+        why="each rank adds up its own losses, and one call at the end of the epoch adds up the ranks.",
+        hint="Add up the losses on each rank, and communicate once. DDP makes one call in each of the four steps.",
+        wrong_hint="Return the mean loss over all ranks and steps, on every rank.",
     ),
 }

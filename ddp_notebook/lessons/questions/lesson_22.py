@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ddp_notebook.lessons.capstones.measures import SENT_WITH_HOOK
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 QUESTIONS: dict[str, Question] = {
     "22/speedup": Question(
@@ -85,5 +87,41 @@ QUESTIONS: dict[str, Question] = {
         "they are as slow with one GPU.",
         hint="What scales badly is what was not there with one GPU. What is the cheapest repair?",
         choices=(1, 2, 3),
+    ),
+}
+
+_BYTES = 4 * (256 * 256 + 256 + 256 * 8 + 8)  # of the gradients
+
+PUZZLES: dict[str, Puzzle] = {
+    "22/lighter": Puzzle(
+        setup="""
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+x = torch.randn(16, 256, generator=torch.Generator().manual_seed(rank))
+
+
+def made():
+    torch.manual_seed(0)
+    return DDP(nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 8)))
+
+
+def gradients(model):
+    model(x).square().mean().backward()
+    return [p.grad for p in model.parameters()]
+
+
+exact = gradients(made())
+largest = [g.abs().max() for g in exact]
+model = made()
+""",
+        call="[solution(model), gradients(model)][1]",
+        got="[g / most for g, most in zip(result, largest)]",
+        wanted="[g / most for g, most in zip(exact, largest)]",
+        targets=(Target(measure=SENT_WITH_HOOK, most=lambda size: 0.55 * 2 * (size - 1) / size * _BYTES),),
+        why="the hook sends each gradient with 16 bits, and DDP gets it back with 32.",
+        hint="torch.distributed.algorithms.ddp_comm_hooks.default_hooks has hooks that compress.",
+        wrong_hint="The gradients must stay within 1 % of their largest value.",
+        tolerance=0.01,
     ),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.measures import COLLECTIVES, SENT
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 QUESTIONS: dict[str, Question] = {
     "23/missing": Question(
@@ -82,5 +84,18 @@ QUESTIONS: dict[str, Question] = {
         why="only a has a number of calls that is the same on every rank.",
         hint="Is the number of calls the same on every rank, whatever its data are?",
         choices=("safe", "can hang"),
+    ),
+}
+
+PUZZLES: dict[str, Puzzle] = {
+    "23/agree": Puzzle(
+        setup="fine = rank != world_size - 1",
+        call="solution(fine)",
+        got="[int(one) for one in result]",
+        wanted="[world_size - 1]",
+        targets=(Target(measure=COLLECTIVES, most=1), Target(measure=SENT, most=lambda size: max(8, 2 * size))),
+        why="one small call in each step is cheap. It costs alpha, and nearly no bytes.",
+        hint="A tensor with one byte for each rank is enough. An object must be pickled, and its size is sent first.",
+        wrong_hint="Return the list of the ranks that are not fine, on every rank.",
     ),
 }

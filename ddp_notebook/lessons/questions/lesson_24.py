@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from ddp_notebook.lessons.capstones.measures import FULLEST
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.measures import COLLECTIVES
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 QUESTIONS: dict[str, Question] = {
     "24/times": Question(
@@ -34,9 +37,9 @@ QUESTIONS: dict[str, Question] = {
     ),
     "24/workers": Question(
         answer=2,
-        why="a batch takes 16 ms to read. Two workers give a batch in 8 ms, as long as a step takes.",
+        why="a batch takes 32 ms to read. Two workers give a batch each 16 ms, as long as a step takes.",
         hint="Divide the time to read a batch by the time of a step.",
-        traps={0: "Then the times add up: 16 + 8 ms.", 1: "One worker needs 16 ms for each batch.", 8: "More than needed."},
+        traps={0: "Then the times add up: 32 + 16 ms.", 1: "One worker needs 32 ms for each batch.", 8: "More than needed."},
         choices=(0, 1, 2, 8),
     ),
     "24/crops": Question(
@@ -57,5 +60,29 @@ QUESTIONS: dict[str, Question] = {
             "192 readers, and 1,000 is no multiple of it": 192,
             "768 readers, and 1,000 is no multiple of it": 768,
         },
+    ),
+}
+
+PUZZLES: dict[str, Puzzle] = {
+    "24/assign": Puzzle(
+        setup="""
+sizes = [90, 10, 35, 65, 50, 50, 70, 30]
+
+
+def fill(parts):
+    loads = [sum(sizes[number] for number in part) for part in parts]
+    log(fullest=max(loads) * len(parts) / sum(sizes))
+    return parts
+""",
+        call="fill(solution(sizes, world_size))",
+        got="[len(result), sorted(number for part in result for number in part)]",
+        wanted="[world_size, list(range(len(sizes)))]",
+        targets=(
+            Target(measure=FULLEST, most=1.1),
+            Target(measure=COLLECTIVES, most=0),
+        ),
+        why="every rank computes the same lists from the same sizes, so nothing has to be sent.",
+        hint="Give the largest shard first, each time to the reader that has the least.",
+        wrong_hint="Return a list for each reader; each shard must be in exactly one of them.",
     ),
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ddp_notebook.lessons.capstones.measures import EXPOSED
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 QUESTIONS: dict[str, Question] = {
     "25/link": Question(
@@ -66,5 +68,19 @@ QUESTIONS: dict[str, Question] = {
             "no, never": "Many elements are equal, and with luck all are.",
         },
         choices=("yes", "not for sure", "no, never"),
+    ),
+}
+
+PUZZLES: dict[str, Puzzle] = {
+    "25/overlap": Puzzle(
+        setup="from ddp_notebook.lessons.capstones.ranks import train_with, train_with_ddp",
+        call="train_with(solution)",
+        got="[bool((ours == theirs).all()) for ours, theirs in zip(result, train_with_ddp())]",
+        wanted="[True] * len(result)",
+        # Without overlap it cannot be below 1. With one call for each gradient it is about 0.85, since calls cost time too.
+        targets=(Target(measure=EXPOSED, most=0.6),),
+        why="full buckets leave while the backward goes on, and only the last one is exposed.",
+        hint="Begin to send during the backward, and send few and large tensors.",
+        wrong_hint="The weights must have the same bits as with torch's DDP.",
     ),
 }

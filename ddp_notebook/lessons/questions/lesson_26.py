@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.measures import PEAK, SENT
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 QUESTIONS: dict[str, Question] = {
     "26/collectives": Question(
@@ -22,15 +24,14 @@ QUESTIONS: dict[str, Question] = {
         choices=("chunk returns a list", "a gradient needs a copy", "a view keeps the whole weight in memory"),
     ),
     "26/peak": Question(
-        answer=2,
-        why="half for the shards, up to half for their gradients, and all whole weights, which autograd has saved. Plus the "
-        "gradient of a layer, and activations.",
+        answer=1.7,
+        why="all whole weights, which autograd has saved (1), the gradients of the shards (0.5), and the gradient of a layer.",
         hint="Which tensors does autograd keep for the backward?",
         traps={
-            0.5: "Those are the shards alone.",
-            1: "Those are the shards and their gradients. Does autograd forget the whole weights after each layer?",
+            0.5: "Those are the gradients of the shards. Are there no whole weights?",
+            0.7: "Those are the gradients of the shards, and one layer. Does autograd forget a whole weight after its layer?",
         },
-        choices={"0.5": 0.5, "1": 1, "2 or more": 2},
+        choices={"0.5": 0.5, "0.7": 0.7, "1.7": 1.7},
     ),
     "26/count": Question(
         answer={"all-gather": 2, "reduce-scatter": 1, "all-reduce": 0},
@@ -44,5 +45,24 @@ QUESTIONS: dict[str, Question] = {
         hint="Count each all-reduce as an all-gather and a reduce-scatter.",
         traps={3: "That is in times of the model. DDP moves 2 times the model.", 1: "FSDP gathers twice."},
         choices=(1, 1.5, 2, 3),
+    ),
+}
+
+_BYTES = 8 * 128 * 128 * 4  # of the weights
+
+PUZZLES: dict[str, Puzzle] = {
+    "26/sharded": Puzzle(
+        setup="from ddp_notebook.lessons.capstones.ranks import GradedFSDP\n_graded = GradedFSDP(solution)",
+        call="_graded.step()",
+        got="[_graded.is_sharded(), _graded.is_right()]",
+        wanted="[True, True]",
+        targets=(
+            Target(measure=SENT, most=lambda size: 3 * (size - 1) / size * _BYTES),
+            Target(measure=PEAK, most=1.2 * _BYTES),
+        ),
+        why="only one or two layers are whole at the same time.",
+        hint="Save the shard for the backward, and gather it again there.",
+        wrong_hint="The first value: each shard is a tensor of its own with 1/N of the elements. The second one: its gradient is "
+        "the part of the mean gradient.",
     ),
 }

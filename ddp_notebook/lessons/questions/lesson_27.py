@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.measures import COLLECTIVES
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 _ALL = "every rank makes the same calls as often as the others"
 
@@ -161,5 +163,38 @@ QUESTIONS: dict[str, Question] = {
         "there either. Programs 4 and 6 are wrong only because other ranks exist.",
         hint="Run the program in your head with world_size = 1.",
         choices=("yes", "no"),
+    ),
+}
+
+PUZZLES: dict[str, Puzzle] = {
+    "27/skip": Puzzle(
+        setup="""
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.manual_seed(0)
+network = nn.Linear(8, 2)
+model = DDP(network)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+generator = torch.Generator().manual_seed(rank)
+batches = []
+for _ in range(7):
+    batches.append((torch.randn(4, 8, generator=generator), torch.randint(0, 2, (4,), generator=generator)))
+for x, y in batches[:3]:
+    optimizer.zero_grad()
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+batches = batches[3:]
+if rank == world_size - 1:
+    batches[1][0][0, 0] = float("nan")
+""",
+        call="solution(model, optimizer, batches)",
+        got="[int(result), all(bool(p.isfinite().all()) for p in network.parameters())]",
+        wanted="[3, True]",
+        targets=(Target(measure=COLLECTIVES, most=4),),
+        why="the mean of a gradient that is not a number is not a number on any rank. So all ranks see it, and decide the same.",
+        hint="DDP already sends something in each step that shows the bad batch to all ranks.",
+        wrong_hint="Take the three good steps on all ranks, leave out the bad one on all ranks, and return 3.",
     ),
 }

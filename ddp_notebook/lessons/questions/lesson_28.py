@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ddp_notebook.lessons.capstones.measures import TOKENS_PER_S
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 QUESTIONS: dict[str, Question] = {
     "28/bytes": Question(
@@ -53,5 +55,17 @@ QUESTIONS: dict[str, Question] = {
         why="the state of the model does not depend on the batch. Activations and logits grow with it.",
         hint="Which formulas contain b?",
         choices=("parameters, gradients, Adam", "activations", "logits and their gradient"),
+    ),
+}
+
+PUZZLES: dict[str, Puzzle] = {
+    "28/plan": Puzzle(
+        setup="from ddp_notebook.lessons.capstones.ranks import try_plan",
+        call="try_plan(solution())",
+        wanted="True",
+        targets=(Target(measure=TOKENS_PER_S, least=11_600),),
+        why="the best plan of these formulas has 12,800 tokens per second. Did you find it?",
+        hint="Which line of the time is large besides the computation?",
+        wrong_hint="The plan does not fit. Look at the largest line of its memory that you can still divide.",
     ),
 }

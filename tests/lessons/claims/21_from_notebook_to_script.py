@@ -1,0 +1,14 @@
+"""Claims of lesson 21: checked in its kernel after the named cells."""
+
+# %% cell-04
+assert all(losses[-1] < losses[0] for losses in session["losses"].values())
+
+# %% cell-16
+assert all(_one["losses"] == session["losses"][_rank] for _rank, _one in results().items())
+
+# %% cell-19
+assert [_one["environment"]["LOCAL_RANK"] for _one in results().values()] in ([], ["0", "0"])
+
+# %% cell-44
+_verdict = lessons.check("21/log", "solution")
+assert _verdict, _verdict

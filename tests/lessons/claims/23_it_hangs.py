@@ -1,0 +1,27 @@
+"""Claims of lesson 23: checked in its kernel after the named cells."""
+
+# %% cell-09
+assert session["right"][0].item() == 61
+
+# %% cell-12
+assert session.peek("dist.constants.default_pg_timeout.total_seconds()", 0)[0] == 1800
+
+# %% cell-17
+assert "rank 0 calls all_reduce(SUM, float32[1]); rank 1 calls barrier()" in same_order()
+
+# %% cell-24
+assert where == {(0, 3): [0.0, 1.5, 2.5], (1, 3): [0.0, 1.5, 2.5]}
+
+# %% cell-26
+assert session["means"] == {0: [0.0, 2.0, 3.0], 1: [0.0, 2.0, 3.0]}
+
+# %% cell-20
+assert "Rank 1 failed to pass monitoredBarrier" in "".join(said)
+assert sum("recorder" in _line for _line in said) == 2
+assert "[4] scheduled; gloo:all_reduce [5] scheduled; gloo:all_reduce [6]" in "".join(said), "rank 0 has a third call"
+assert sum("Detected mismatch between collectives on ranks" in _line for _line in about_mismatch) == 2
+assert "Received data size doesn't match expected size" in "".join(said), "gloo has ended a process"
+
+# %% cell-52
+_verdict = lessons.check("23/agree", "solution")
+assert _verdict, _verdict
