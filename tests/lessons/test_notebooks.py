@@ -96,7 +96,8 @@ def outputs_of(reply: Reply) -> list[nbformat.NotebookNode]:
 
 
 def shorten(notebook: Path, cells: list[nbformat.NotebookNode]) -> None:
-    """Replace the cells of a lesson that take the longest."""
+    """Replace the cells of a lesson that take the longest, and leave out those with the tag "long"."""
+    cells[:] = [cell for cell in cells if "long" not in cell.metadata.get("tags", [])]
     for first_line, source in SHORTER.get(notebook.name[:2], []):
         [cell] = [cell for cell in cells if cell.source.startswith(first_line + "\n")]
         cell.source = source

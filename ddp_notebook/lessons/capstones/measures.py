@@ -26,13 +26,15 @@ EXPOSED = Measure(
     of=_logged("exposed"),
     in_words=lambda value: f"{value:.2f} times the time of the transfer",
 )
-TOKENS_PER_S = Measure(name="speed", of=_logged("tokens_per_s"), in_words=lambda value: f"{value:,.0f} tokens per second")
+TOKENS_PER_S = Measure(
+    name="speed", of=_logged("tokens_per_s"), in_words=lambda value: f"{value:,.0f} tokens per second"
+)
 FULLEST = Measure(name="fullest reader", of=_logged("fullest"), in_words=lambda value: f"{value:.2f} times the mean")
 # A comm hook of DDP is recorded too, around the collectives that it calls.
 SENT_WITH_HOOK = Measure(
     name="bytes sent",
     of=lambda attempt: {
-        rank: sum(sent_bytes(call) for call in attempt.calls_of(rank) if call.op != "comm hook")
+        rank: sum(sent_bytes(call) for call in attempt.calls_of(rank) if not call.op.startswith("comm hook"))
         for rank in attempt.ranks
     },
     in_words=size,

@@ -14,7 +14,7 @@ from ddp_notebook.records import units
 SOURCES = {
     "ZeRO": "https://arxiv.org/abs/1910.02054",  # bytes of mixed precision training with Adam, and their shards
     "Megatron-LM": "https://arxiv.org/abs/2104.04473",  # floating-point operations, messages, bubble of a pipeline
-    "activations": "https://arxiv.org/abs/2205.05198",  # bytes of activations of a layer, with and without recomputation
+    "activations": "https://arxiv.org/abs/2205.05198",  # bytes of activations of a layer
     "Llama 3": "https://arxiv.org/abs/2407.21783",  # sizes of the model
     "H100": "https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306",  # memory, peak and NVLink
     "nccl-tests": "https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md",  # time of a collective
@@ -168,7 +168,9 @@ class Plan:
     def memory(self) -> list[Line]:
         """Return the bytes on the fullest GPU, by kind."""
         return [
-            Line("parameters, gradients, Adam", 16 * self._own_parameters / self.shard, "16 bytes x P / (s t p)", "ZeRO"),
+            Line(
+                "parameters, gradients, Adam", 16 * self._own_parameters / self.shard, "16 bytes x P / (s t p)", "ZeRO"
+            ),
             self._gathered(),
             self._activations(),
             self._logits(),
@@ -188,7 +190,12 @@ class Plan:
         if self.recompute:
             nbytes = in_flight * layers * self._activation + 17 * self._activation
             return Line("activations", nbytes, "(2 x layers / p x in flight + 34) b s h / t", "activations")
-        return Line("activations", in_flight * layers * 17 * self._activation, "34 b s h / t x layers / p x in flight", "activations")
+        return Line(
+            "activations",
+            in_flight * layers * 17 * self._activation,
+            "34 b s h / t x layers / p x in flight",
+            "activations",
+        )
 
     def _logits(self) -> Line:
         nbytes = 8.0 * self.length * self.microbatch * self.model.vocabulary / self.tensor
@@ -218,15 +225,37 @@ class Plan:
     def time(self) -> list[Line]:
         """Return the seconds of one step, by kind. Only exposed communication counts."""
         sharding_s = self._sharding_s()
-        replicas_s = self._collective_s(2 * 2 * self._own_parameters / self.shard, self.replicate, self._stride("replicate"))
+        replicas_s = self._collective_s(
+            2 * 2 * self._own_parameters / self.shard, self.replicate, self._stride("replicate")
+        )
         hidden_s = self.compute_s  # FSDP prefetches the next layer, DDP hides behind the last backward
         hidden_of_replicas_s = self.compute_s / self.microbatches / 2
         bubble_s = (self.compute_s + self._tensor_s()) * (self.pipeline - 1) / self.microbatches
         return [
-            Line("computation", self.compute_s, f"{8 if self.recompute else 6} P tokens and attention / (GPUs x reached peak)", "Megatron-LM"),
-            Line("tensor parallel, exposed", self._tensor_s(), f"{6 if self.recompute else 4} all-reduces of b s h per layer", "Megatron-LM"),
-            Line("FSDP, exposed", max(0.0, sharding_s - hidden_s), "3 x 2 bytes x P / (t p) per microbatch, less computation", "ZeRO"),
-            Line("replicas, exposed", max(0.0, replicas_s - hidden_of_replicas_s), "all-reduce of 2 bytes x P / (s t p), less half a pass", "ZeRO"),
+            Line(
+                "computation",
+                self.compute_s,
+                f"{8 if self.recompute else 6} P tokens and attention / (GPUs x reached peak)",
+                "Megatron-LM",
+            ),
+            Line(
+                "tensor parallel, exposed",
+                self._tensor_s(),
+                f"{6 if self.recompute else 4} all-reduces of b s h per layer",
+                "Megatron-LM",
+            ),
+            Line(
+                "FSDP, exposed",
+                max(0.0, sharding_s - hidden_s),
+                "3 x 2 bytes x P / (t p) per microbatch, less computation",
+                "ZeRO",
+            ),
+            Line(
+                "replicas, exposed",
+                max(0.0, replicas_s - hidden_of_replicas_s),
+                "all-reduce of 2 bytes x P / (s t p), less half a pass",
+                "ZeRO",
+            ),
             Line("pipeline bubble", bubble_s, "(p - 1) / microbatches", "Megatron-LM"),
         ]
 
@@ -294,5 +323,7 @@ class Plan:
             bold = name in ("memory of a GPU", "step")
             cells = [name, value, formula]
             cells = [f"<b>{html.escape(cell)}</b>" if bold else html.escape(cell) for cell in cells]
-            lines.append("<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in [*cells, link]) + "</tr>")
+            lines.append(
+                "<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in [*cells, link]) + "</tr>"
+            )
         return f"<table>{''.join(lines)}</table>"

@@ -118,7 +118,8 @@ finished = True
             ),
             (
                 "        continue\n    loss.backward()\n",
-                "        fits.zero_()\n    dist.all_reduce(fits, op=dist.ReduceOp.MIN)\n    if not fits:\n        continue\n"
+                "        fits.zero_()\n    dist.all_reduce(fits, op=dist.ReduceOp.MIN)\n"
+                "    if not fits:\n        continue\n"
                 "    loss.backward()\n",
             ),
         ),
@@ -166,7 +167,12 @@ with torch.no_grad():
         metrics[name] = value / world_size
 print({name: round(value.item(), 3) for name, value in metrics.items()})
 """,
-        repairs=(("for name, value in metrics.items():\n        dist", "for name, value in sorted(metrics.items()):\n        dist"),),
+        repairs=(
+            (
+                "for name, value in metrics.items():\n        dist",
+                "for name, value in sorted(metrics.items()):\n        dist",
+            ),
+        ),
         judge="""
 box = [None] * world_size
 dist.all_gather_object(box, local)
@@ -237,7 +243,10 @@ for step in range(6):
 print("loss", round(losses[0], 3), "->", round(losses[-1], 3))
 """,
         repairs=(
-            ("optimizer = torch.optim.SGD(network.parameters(), lr=0.1)\nfully_shard(network)\n", "fully_shard(network)\noptimizer = torch.optim.SGD(network.parameters(), lr=0.1)\n"),
+            (
+                "optimizer = torch.optim.SGD(network.parameters(), lr=0.1)\nfully_shard(network)\n",
+                "fully_shard(network)\noptimizer = torch.optim.SGD(network.parameters(), lr=0.1)\n",
+            ),
         ),
         judge="repaired = losses[-1] < losses[0] - 0.01\n",
         source="https://github.com/huggingface/accelerate/pull/3394",

@@ -1,7 +1,7 @@
 """Code on each rank for the capstones that build DDP and FSDP.
 
-Compute and links are simulated by sleeping, which takes no CPU time. So a laptop shows the same overlap as a cluster. The
-tensors and the collectives are real. Only ranks import this module, so it may import torch.
+Compute and links are simulated by sleeping, which takes no CPU time. So a laptop shows the same overlap as a cluster.
+The tensors and the collectives are real. Only ranks import this module, so it may import torch.
 """
 
 import queue
@@ -210,8 +210,8 @@ class GradedFSDP:
     """Runs a step of the reader's FSDP, and compares its gradients.
 
     Args:
-        make: Class that gets the weight of each layer, (WIDTH, WIDTH). Its object has `shards`, one tensor per layer with
-            the part of this rank, and `loss(x, y)`.
+        make: Class that gets the weight of each layer, (WIDTH, WIDTH). Its object has `shards`, one tensor per layer
+            with the part of this rank, and `loss(x, y)`.
     """
 
     def __init__(self, make: Callable[[list[torch.Tensor]], Any]) -> None:

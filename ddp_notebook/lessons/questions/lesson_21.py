@@ -65,7 +65,11 @@ QUESTIONS: dict[str, Question] = {
         answer=512,
         why="each of the 16 processes takes 32 images.",
         hint="The batch size of a DataLoader is that of one process.",
-        traps={32: "That is the share of one process.", 64: "There are 2 nodes, but 16 processes.", 256: "That is one node."},
+        traps={
+            32: "That is the share of one process.",
+            64: "There are 2 nodes, but 16 processes.",
+            256: "That is one node.",
+        },
         choices=(32, 64, 256, 512),
     ),
 }

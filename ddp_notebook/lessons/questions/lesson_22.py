@@ -49,7 +49,8 @@ QUESTIONS: dict[str, Question] = {
     ),
     "22/utilisation": Question(
         answer="nearly nothing",
-        why="nvidia-smi counts the time in which at least one kernel runs. A kernel that waits for other ranks counts too.",
+        why="nvidia-smi counts the time in which at least one kernel runs. A kernel that waits for other ranks "
+        "counts too.",
         hint="Is a GPU busy while it waits in an all-reduce of NCCL?",
         traps={
             "it is 100 %": "Then every kernel would use all parts of the GPU all the time.",
@@ -83,7 +84,8 @@ QUESTIONS: dict[str, Question] = {
     ),
     "22/order": Question(
         answer={"one rank is slower than the others": 1, "the link is full": 2, "the GPUs compute inefficiently": 3},
-        why="a slow rank costs all ranks and is cheap to repair. A full link needs fewer bytes or more tokens. Kernels come last: "
+        why="a slow rank costs all ranks and is cheap to repair. A full link needs fewer bytes or more tokens. "
+        "Kernels come last: "
         "they are as slow with one GPU.",
         hint="What scales badly is what was not there with one GPU. What is the cheapest repair?",
         choices=(1, 2, 3),

@@ -31,13 +31,15 @@ QUESTIONS: dict[str, Question] = {
     "23/order": Question(
         answer="yes",
         why="a call meets the call with the same number on the other ranks, whatever its name is.",
-        hint="How would rank 1 find the all-reduce that belongs to its barrier? Calls of a group are matched by their order.",
+        hint="How would rank 1 find the all-reduce that belongs to its barrier? Calls of a group are matched by "
+        "their order.",
         traps={"no": "torch matches calls by their order only. These two have the same number."},
         choices=("yes", "no"),
     ),
     "23/caught": Question(
         answer=3,
-        why="rank 1 makes one call less. Its calls meet earlier steps of rank 0, and the last call of rank 0 has no partner.",
+        why="rank 1 makes one call less. Its calls meet earlier steps of rank 0, and the last call of rank 0 has no "
+        "partner.",
         hint="Count the calls of both ranks. Calls are matched by their order, not by their step.",
         traps={
             1: "Rank 0 waits in step 1, but the next call of rank 1 ends this wait: that of step 2.",
@@ -48,12 +50,15 @@ QUESTIONS: dict[str, Question] = {
     ),
     "23/mismatch": Question(
         answer="a process is ended",
-        why="gloo ends the process that receives a message of an unexpected size; the other rank sees a closed connection.",
+        why="gloo ends the process that receives a message of an unexpected size; the other rank sees a closed "
+        "connection.",
         hint="Read the lines of the program mismatch without DETAIL.",
         traps={
-            "an error on both ranks": "This is what TORCH_DISTRIBUTED_DEBUG=DETAIL does. By default nobody compares the sizes.",
+            "an error on both ranks": "This is what TORCH_DISTRIBUTED_DEBUG=DETAIL does. By default nobody compares "
+            "the sizes.",
             "both ranks hang": "The messages do arrive, with another size than expected.",
-            "a wrong sum, no error": "This can happen too: if the sizes are equal and the meaning is not, as in part 3.",
+            "a wrong sum, no error": "This can happen too: if the sizes are equal and the meaning is not, as in part "
+            "3.",
         },
         choices=("an error on both ranks", "both ranks hang", "a process is ended", "a wrong sum, no error"),
     ),
@@ -62,7 +67,8 @@ QUESTIONS: dict[str, Question] = {
         why="isend returns at once, so every rank reaches its recv while its own message is under way.",
         hint="In each circle at least one rank must be able to go on without waiting.",
         traps={
-            "send first, then recv": "A send may wait until the receiver has taken the data. Then all ranks stand in send.",
+            "send first, then recv": "A send may wait until the receiver has taken the data. Then all ranks stand in "
+            "send.",
             "a longer timeout": "Nothing changes while they wait.",
             "a barrier before it": "All ranks pass the barrier, and then wait as before.",
         },

@@ -32,19 +32,27 @@ QUESTIONS: dict[str, Question] = {
         answer=24,
         why="2 batches are used, and 2 workers times prefetch_factor 2 = 4 batches are requested: 6 batches of 4.",
         hint="Each worker has two batches in advance.",
-        traps={8: "Those are used. But the workers read in advance.", 40: "The loader does not read everything in advance."},
+        traps={
+            8: "Those are used. But the workers read in advance.",
+            40: "The loader does not read everything in advance.",
+        },
         choices=(8, 24, 40),
     ),
     "24/workers": Question(
         answer=2,
         why="a batch takes 32 ms to read. Two workers give a batch each 16 ms, as long as a step takes.",
         hint="Divide the time to read a batch by the time of a step.",
-        traps={0: "Then the times add up: 32 + 16 ms.", 1: "One worker needs 32 ms for each batch.", 8: "More than needed."},
+        traps={
+            0: "Then the times add up: 32 + 16 ms.",
+            1: "One worker needs 32 ms for each batch.",
+            8: "More than needed.",
+        },
         choices=(0, 1, 2, 8),
     ),
     "24/crops": Question(
         answer="yes",
-        why="the seed of a worker is drawn from the generator of its rank, which is the same on all ranks. Seed by rank after the "
+        why="the seed of a worker is drawn from the generator of its rank, which is the same on all ranks. Seed by "
+        "rank after the "
         "model is made.",
         hint="Where does a worker get its seed from?",
         traps={"no": "Each worker of a rank has its own seed. But the ranks have the same ones."},
@@ -52,7 +60,8 @@ QUESTIONS: dict[str, Question] = {
     ),
     "24/readers": Question(
         answer=768,
-        why="there are 24 * 8 * 4 = 768 readers: 232 of them get two shards, and 536 get one. The ranks have uneven data.",
+        why="there are 24 * 8 * 4 = 768 readers: 232 of them get two shards, and 536 get one. The ranks have uneven "
+        "data.",
         hint="Count the readers: nodes, GPUs, workers.",
         traps={192: "Those are the ranks. Each has four workers.", 1000: "There are more shards than readers."},
         choices={

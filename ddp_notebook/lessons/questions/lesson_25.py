@@ -39,7 +39,8 @@ QUESTIONS: dict[str, Question] = {
     ),
     "25/first": Question(
         answer="last layer",
-        why="the backward begins at the loss, so the last layer comes first. Its transfer is hidden behind seven layers.",
+        why="the backward begins at the loss, so the last layer comes first. Its transfer is hidden behind seven "
+        "layers.",
         hint="Where does the backward begin?",
         traps={
             "first layer": "Its gradient needs the gradients of all the layers behind it.",
@@ -49,7 +50,8 @@ QUESTIONS: dict[str, Question] = {
     ),
     "25/order": Question(
         answer="all ranks have the same graph",
-        why="autograd completes the gradients in the same order on all ranks, as long as they run the same operations. A rank "
+        why="autograd completes the gradients in the same order on all ranks, as long as they run the same "
+        "operations. A rank "
         "that uses other layers breaks it.",
         hint="What decides in which order autograd calls the hooks?",
         traps={
@@ -60,7 +62,8 @@ QUESTIONS: dict[str, Question] = {
     ),
     "25/bits": Question(
         answer="not for sure",
-        why="a + b = b + a, but (a + b) + c may differ from a + (b + c) by rounding. The order of the sum depends on the place of "
+        why="a + b = b + a, but (a + b) + c may differ from a + (b + c) by rounding. The order of the sum depends on "
+        "the place of "
         "an element in its tensor.",
         hint="Is the addition of floating-point numbers associative?",
         traps={
@@ -77,7 +80,7 @@ PUZZLES: dict[str, Puzzle] = {
         call="train_with(solution)",
         got="[bool((ours == theirs).all()) for ours, theirs in zip(result, train_with_ddp())]",
         wanted="[True] * len(result)",
-        # Without overlap it cannot be below 1. With one call for each gradient it is about 0.85, since calls cost time too.
+        # Without overlap it cannot be below 1. With one call for each gradient it is about 0.85, since calls cost time.
         targets=(Target(measure=EXPOSED, most=0.6),),
         why="full buckets leave while the backward goes on, and only the last one is exposed.",
         hint="Begin to send during the backward, and send few and large tensors.",

@@ -9,7 +9,8 @@ from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 QUESTIONS: dict[str, Question] = {
     "26/collectives": Question(
         answer={"all-gather": "1, 2, 10, 20", "reduce-scatter": "22"},
-        why="the all-gather puts the tensors one after the other. The sum is [11, 22], and rank 1 gets its second part.",
+        why="the all-gather puts the tensors one after the other. The sum is [11, 22], and rank 1 gets its second "
+        "part.",
         hint="Rank 1 gets everything from the first one, and one element of the sum from the second.",
         choices=("1, 2, 10, 20", "11, 22", "11", "22"),
     ),
@@ -25,11 +26,13 @@ QUESTIONS: dict[str, Question] = {
     ),
     "26/peak": Question(
         answer=1.7,
-        why="all whole weights, which autograd has saved (1), the gradients of the shards (0.5), and the gradient of a layer.",
+        why="all whole weights, which autograd has saved (1), the gradients of the shards (0.5), and the gradient of "
+        "a layer.",
         hint="Which tensors does autograd keep for the backward?",
         traps={
             0.5: "Those are the gradients of the shards. Are there no whole weights?",
-            0.7: "Those are the gradients of the shards, and one layer. Does autograd forget a whole weight after its layer?",
+            0.7: "Those are the gradients of the shards, and one layer. Does autograd forget a whole weight after "
+            "its layer?",
         },
         choices={"0.5": 0.5, "0.7": 0.7, "1.7": 1.7},
     ),
@@ -62,7 +65,8 @@ PUZZLES: dict[str, Puzzle] = {
         ),
         why="only one or two layers are whole at the same time.",
         hint="Save the shard for the backward, and gather it again there.",
-        wrong_hint="The first value: each shard is a tensor of its own with 1/N of the elements. The second one: its gradient is "
+        wrong_hint="The first value: each shard is a tensor of its own with 1/N of the elements. The second one: its "
+        "gradient is "
         "the part of the mean gradient.",
     ),
 }

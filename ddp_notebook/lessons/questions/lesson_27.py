@@ -11,7 +11,8 @@ _ALL = "every rank makes the same calls as often as the others"
 QUESTIONS: dict[str, Question] = {
     "27/bug-01": Question(
         answer="only rank 0 calls all_reduce",
-        why="accuracy() adds up the right answers of all ranks, but only rank 0 calls it. Call it on all ranks, and print on "
+        why="accuracy() adds up the right answers of all ranks, but only rank 0 calls it. Call it on all ranks, and "
+        "print on "
         "rank 0.",
         hint="Which line did rank 1 not run?",
         traps={
@@ -22,7 +23,8 @@ QUESTIONS: dict[str, Question] = {
     ),
     "27/bug-02": Question(
         answer="one rank skips a step alone",
-        why="the rank that catches the error makes one backward less. Its later gradients meet those of other steps, and at "
+        why="the rank that catches the error makes one backward less. Its later gradients meet those of other steps, "
+        "and at "
         "the end the others wait. All ranks must decide together, by one number.",
         hint="How many backwards does each rank make?",
         traps={
@@ -44,7 +46,8 @@ QUESTIONS: dict[str, Question] = {
     ),
     "27/bug-04": Question(
         answer="the ranks send other metrics first",
-        why="the dictionaries have another order. Calls are matched by their order, so the accuracy of rank 0 is added to the "
+        why="the dictionaries have another order. Calls are matched by their order, so the accuracy of rank 0 is "
+        "added to the "
         "loss of rank 1. Loop over sorted(metrics).",
         hint="Which number of rank 1 is added to the first number of rank 0?",
         traps={
@@ -76,7 +79,8 @@ QUESTIONS: dict[str, Question] = {
     ),
     "27/bug-07": Question(
         answer="the optimizer has the old parameters",
-        why="fully_shard replaces the parameters by sharded ones. An optimizer that was made before still has the old ones. Make "
+        why="fully_shard replaces the parameters by sharded ones. An optimizer that was made before still has the "
+        "old ones. Make "
         "it afterwards.",
         hint="Which tensors does the optimizer step, and which does the model use?",
         traps={
@@ -91,11 +95,13 @@ QUESTIONS: dict[str, Question] = {
     ),
     "27/bug-08": Question(
         answer="the loss is a sum, not a mean",
-        why="DDP divides by the number of ranks, but not by the number of samples. With a sum, the gradient grows with the "
+        why="DDP divides by the number of ranks, but not by the number of samples. With a sum, the gradient grows "
+        "with the "
         "batch of a rank. The learning rate of the paper is for a mean.",
         hint="By which factor do the gradients differ from those of one process?",
         traps={
-            "DDP adds gradients, it does not average": "It averages: %ddp_verify finds a factor that comes from the loss.",
+            "DDP adds gradients, it does not average": "It averages: %ddp_verify finds a factor that comes from the "
+            "loss.",
             "the ranks have the same batch": "Each takes its own 16 samples.",
         },
         choices=(
@@ -116,7 +122,8 @@ QUESTIONS: dict[str, Question] = {
     ),
     "27/bug-10": Question(
         answer="no name of the checkpoint fits",
-        why="the names of a DDP model begin with 'module.', and strict=False accepts that none fits. Remove the prefix, and be "
+        why="the names of a DDP model begin with 'module.', and strict=False accepts that none fits. Remove the "
+        "prefix, and be "
         "strict.",
         hint="Print the names of the checkpoint and those of the network.",
         traps={
@@ -127,14 +134,19 @@ QUESTIONS: dict[str, Question] = {
     ),
     "27/bug-11": Question(
         answer="rank 0 draws a picture in each step",
-        why="every step waits for the slowest rank. Work that only rank 0 does slows down all of them: do it seldom, or in the "
+        why="every step waits for the slowest rank. Work that only rank 0 does slows down all of them: do it seldom, "
+        "or in the "
         "background.",
         hint="Which rank do the others wait for, and what does it do alone?",
         traps={
             "the gradients are too large to send": "They have 3 kB.",
             "the batch is too small": "It is small, but the report names another cause.",
         },
-        choices=("the gradients are too large to send", "the batch is too small", "rank 0 draws a picture in each step"),
+        choices=(
+            "the gradients are too large to send",
+            "the batch is too small",
+            "rank 0 draws a picture in each step",
+        ),
     ),
     "27/bug-12": Question(
         answer="only rank 0 calls new_group",
@@ -159,7 +171,8 @@ QUESTIONS: dict[str, Question] = {
     ),
     "27/alone": Question(
         answer={"program 4": "no", "program 6": "no", "program 9": "yes", "program 10": "yes"},
-        why="a sampler without set_epoch repeats its order with one process too, and the names of a DDP checkpoint do not fit "
+        why="a sampler without set_epoch repeats its order with one process too, and the names of a DDP checkpoint "
+        "do not fit "
         "there either. Programs 4 and 6 are wrong only because other ranks exist.",
         hint="Run the program in your head with world_size = 1.",
         choices=("yes", "no"),
@@ -193,7 +206,8 @@ if rank == world_size - 1:
         got="[int(result), all(bool(p.isfinite().all()) for p in network.parameters())]",
         wanted="[3, True]",
         targets=(Target(measure=COLLECTIVES, most=4),),
-        why="the mean of a gradient that is not a number is not a number on any rank. So all ranks see it, and decide the same.",
+        why="the mean of a gradient that is not a number is not a number on any rank. So all ranks see it, and "
+        "decide the same.",
         hint="DDP already sends something in each step that shows the bad batch to all ranks.",
         wrong_hint="Take the three good steps on all ranks, leave out the bad one on all ranks, and return 3.",
     ),

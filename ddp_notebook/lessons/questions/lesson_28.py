@@ -20,7 +20,8 @@ QUESTIONS: dict[str, Question] = {
     ),
     "28/fsdp": Question(
         answer="no",
-        why="the shards take 71 GB. Whole layers, activations and logits are not divided by shards, and need 30 GB more.",
+        why="the shards take 71 GB. Whole layers, activations and logits are not divided by shards, and need 30 GB "
+        "more.",
         hint="What does a GPU hold besides its shard?",
         traps={"yes": "1,129 GB / 16 = 71 GB fit, but this is only the state of the model."},
         choices=("yes", "no"),

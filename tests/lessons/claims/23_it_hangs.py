@@ -4,7 +4,7 @@
 assert session["right"][0].item() == 61
 
 # %% cell-12
-assert session.peek("dist.constants.default_pg_timeout.total_seconds()", 0)[0] == 1800
+assert float(session.peek("dist.constants.default_pg_timeout.total_seconds()", 0)[0]) == 1800
 
 # %% cell-17
 assert "rank 0 calls all_reduce(SUM, float32[1]); rank 1 calls barrier()" in same_order()
