@@ -1,4 +1,4 @@
-"""What the puzzles of the capstones measure, in numbers that their code on the ranks logs."""
+"""Measures for the puzzles of the capstones, from numbers that their code on the ranks logs."""
 
 from __future__ import annotations
 
