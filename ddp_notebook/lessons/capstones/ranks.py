@@ -108,7 +108,7 @@ class Layer(nn.Linear):
     """A linear layer with a ReLU whose backward takes `LAYER_MS`, as that of a larger layer would."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = _Slow.apply(super().forward(x).relu())  # type: ignore[no-untyped-call]
+        out: torch.Tensor = _Slow.apply(super().forward(x).relu())
         return out
 
 
@@ -166,7 +166,7 @@ def _train(model: nn.Module, step: int, finish: Callable[[], object]) -> None:
     with torch.no_grad():
         for p in model.parameters():
             if p.grad is not None:
-                p -= 0.1 * p.grad
+                p.sub_(0.1 * p.grad)
 
 
 @contextmanager
