@@ -79,7 +79,7 @@ class Bug:
         return Verdict(True, "the program does the right thing on all ranks")
 
     def where(self) -> str:
-        """Return the page on which somebody reports this mistake, or the page of torch that warns of it."""
+        """Return the address of a report of this mistake, or of the page of torch that warns of it."""
         return self._program.source
 
     def __repr__(self) -> str:

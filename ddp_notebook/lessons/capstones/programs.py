@@ -18,7 +18,7 @@ class Program:
         code: The program.
         repairs: Replacements (old text, new text) that make it right.
         judge: Code that runs on all ranks after a repaired program. It sets `repaired` to True or False on each rank.
-        source: Page on which somebody reports this mistake, or the page of torch that warns of it.
+        source: Address of a report of this mistake, or of the page of torch that warns of it.
         limit_s: Seconds after which the program is stopped.
     """
 

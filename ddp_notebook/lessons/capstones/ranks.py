@@ -149,7 +149,7 @@ def train_with(make: Callable[[nn.Module, Link], Any]) -> list[torch.Tensor]:
 
 
 def train_with_ddp() -> list[torch.Tensor]:
-    """Train the same steps with torch's DDP, and return the weights."""
+    """Train the same steps with DDP of torch, and return the weights."""
     model = network()
     ddp = DistributedDataParallel(model)
     with _fast():

@@ -57,7 +57,7 @@ QUESTIONS: dict[str, Question] = {
             "dist.barrier()": "no",
             "dist.all_reduce(loss)": "no",
         },
-        why="what needs other ranks must run on all of them.",
+        why="a line that needs other ranks must run on all of them.",
         hint="Which of these lines wait for other ranks?",
         choices=("yes", "no"),
     ),

@@ -87,7 +87,7 @@ QUESTIONS: dict[str, Question] = {
         why="a slow rank costs all ranks and is cheap to repair. A full link needs fewer bytes or more tokens. "
         "Kernels come last: "
         "they are as slow with one GPU.",
-        hint="What scales badly is what was not there with one GPU. What is the cheapest repair?",
+        hint="Which of them exists only with several GPUs, and is cheap to repair?",
         choices=(1, 2, 3),
     ),
 }

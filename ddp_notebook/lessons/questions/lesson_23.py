@@ -54,8 +54,7 @@ QUESTIONS: dict[str, Question] = {
         "connection.",
         hint="Read the lines of the program mismatch without DETAIL.",
         traps={
-            "an error on both ranks": "This is what TORCH_DISTRIBUTED_DEBUG=DETAIL does. By default nobody compares "
-            "the sizes.",
+            "an error on both ranks": "TORCH_DISTRIBUTED_DEBUG=DETAIL does this. The default compares no sizes.",
             "both ranks hang": "The messages do arrive, with another size than expected.",
             "a wrong sum, no error": "This can happen too: if the sizes are equal and the meaning is not, as in part "
             "3.",

@@ -43,7 +43,7 @@ QUESTIONS: dict[str, Question] = {
         "layers.",
         hint="Where does the backward begin?",
         traps={
-            "first layer": "Its gradient needs the gradients of all the layers behind it.",
+            "first layer": "Its gradient needs the gradients of all layers after it.",
             "all at once": "Autograd completes them one after the other.",
         },
         choices=("first layer", "last layer", "all at once"),
@@ -84,6 +84,6 @@ PUZZLES: dict[str, Puzzle] = {
         targets=(Target(measure=EXPOSED, most=0.6),),
         why="full buckets leave while the backward goes on, and only the last one is exposed.",
         hint="Begin to send during the backward, and send few and large tensors.",
-        wrong_hint="The weights must have the same bits as with torch's DDP.",
+        wrong_hint="The weights must have the same bits as with DDP of torch.",
     ),
 }

@@ -65,8 +65,7 @@ PUZZLES: dict[str, Puzzle] = {
         ),
         why="only one or two layers are whole at the same time.",
         hint="Save the shard for the backward, and gather it again there.",
-        wrong_hint="The first value: each shard is a tensor of its own with 1/N of the elements. The second one: its "
-        "gradient is "
-        "the part of the mean gradient.",
+        wrong_hint="The first value: each shard is a copy with 1/N of the elements. The second: its gradient "
+        "is the part of the mean gradient.",
     ),
 }
