@@ -1,6 +1,6 @@
 """Write everything that follows from the declaration of the course.
 
-python -m tools.course           the map and the tables of notebooks/README.md
+python -m tools.course           the map, the tables of notebooks/README.md, and the teacher's guide
 python -m tools.course --check   change nothing; the exit status is 1 if a file is out of date
 """
 
@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.course import contents, map_picture
+from tools.course import contents, map_picture, teaching
 from tools.course.declaration import FOLDER, read
 
 
@@ -20,6 +20,7 @@ def wanted() -> dict[Path, str]:
     return {
         FOLDER / "map.svg": map_picture.svg(course),
         page: contents.with_parts(page.read_text(encoding="utf-8"), contents.parts(course)),
+        FOLDER / "teaching.md": teaching.guide(course),
     }
 
 

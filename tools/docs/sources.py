@@ -25,6 +25,7 @@ TEXTS = (
     "notebooks/README.md",
     "notebooks/glossary.md",
     "notebooks/map.svg",
+    "notebooks/teaching.md",
     "tests/benchmarks/RESULTS.md",
 )
 _DOCS = fresh.ROOT / "docs"
@@ -119,7 +120,7 @@ def _repository() -> str:
 def _toctree() -> str:
     """Return the sidebar entries below the notebooks' table of contents, in the order of reading."""
     lessons = [f"{one.number} {one.title} <{one.file.stem}>" for one in declaration.read().lessons.values()]
-    return "\n".join(["", "```{toctree}", ":hidden:", "", *lessons, "glossary", "```", ""])
+    return "\n".join(["", "```{toctree}", ":hidden:", "", *lessons, "glossary", "teaching", "```", ""])
 
 
 def _with_facts(page: Path, facts: Path) -> str:
