@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
+import tomllib
 import xml.etree.ElementTree as ElementTree
 
 import nbformat
 import pytest
 
-from tools.course import contents, map_picture
+from tools.course import contents, map_picture, teaching
 from tools.course.__main__ import wanted
 from tools.course.declaration import FOLDER, notebooks, read
 from tools.course.map_picture import Layout
@@ -131,3 +132,20 @@ def test_no_text_counts_the_lessons():
         cells = nbformat.read(path, as_version=4).cells
         texts[path] = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     assert {path.name: found[0] for path, text in texts.items() if (found := COUNT.search(text))} == {}
+
+
+# ---- the teacher's guide
+
+
+def test_each_lesson_has_a_plan_of_50_minutes():
+    with teaching.FILE.open("rb") as file:
+        rows = tomllib.load(file)["lesson"]
+    assert {row["number"] for row in rows} == set(COURSE.lessons)
+    assert {row["number"]: teaching.minutes(row) for row in rows if teaching.minutes(row) != 50} == {}
+    assert all(row["before"] and row["board"] for row in rows)
+
+
+def test_the_guide_has_the_wrong_answers_that_questions_explain():
+    page = teaching.guide(COURSE)
+    assert "- `04/world-size`: `8`. 8 is the number of processes of one node." in page
+    assert f"- `04/boxes`: `4`. {4} would be the length of one list that all ranks share." in page

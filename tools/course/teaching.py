@@ -20,8 +20,8 @@ _RANKS = 4  # in answers that depend on the number of ranks
 _HEAD = """\
 # Teacher's guide
 
-Each lesson fits into 50 minutes with a class: the plan takes the parts that are worth discussing, and leaves the rest to
-read. [For teachers](../docs/guide/teachers.md) explains how to install the package for a class.
+Each lesson fits into 50 minutes with a class: the plan takes the parts that are worth discussing, and leaves the rest
+to read. [For teachers](../docs/guide/teachers.md) explains how to install the package for a class.
 
 ## Before the course
 
@@ -29,8 +29,8 @@ read. [For teachers](../docs/guide/teachers.md) explains how to install the pack
   (`DDP_NOTEBOOK_RANKS=2 jupyter lab`). Two cores are enough; times differ from the text then.
 - **Ask first.** The result of a question appears after a guess. Let everybody guess before anybody runs the cell.
   `lessons.progress()` shows a student's own answers, and `lessons.collect("*.json")` those of a class.
-- **Slides**: `make slides LESSONS="04 06"` writes slides of the same notebooks into `build/slides/`, with the text as notes
-  (key S) and without solutions. `SLIDES_OPTIONS=--execute` adds the outputs of all cells.
+- **Slides**: `make slides LESSONS="04 06"` writes slides of the same notebooks into `build/slides/`, with the text as
+  notes (key S) and without solutions. `SLIDES_OPTIONS=--execute` adds the outputs of all cells.
 - **Without widgets** every lesson works too: in a terminal, in editors without ipywidgets, and with `nbclient`. Views
   become pictures, and questions become text with the way to answer: `lessons.ask("05/changed", "my answer")`.
   `python tools/demo.py notebooks/06_collectives.ipynb` runs a lesson in the terminal.
@@ -40,8 +40,8 @@ read. [For teachers](../docs/guide/teachers.md) explains how to install the pack
 
 ## A course of several weeks
 
-The three paths of [the table of contents](README.md) are three courses. One lesson a week leaves time for its exercises.
-Capstones are projects for two weeks.
+The three paths of [the table of contents](README.md) are three courses. One lesson a week leaves time for its
+exercises. Capstones are projects for two weeks.
 
 """
 
@@ -68,15 +68,18 @@ def _section(lesson: Lesson, row: dict[str, Any]) -> str:
         lines.append(f"| {begin} to {begin + int(duration)} | {text} |")
         begin += int(duration)
     lines += ["", f"**On the board.** {row['board']}", ""]
-    wrong = [line for name, question in QUESTIONS.items() if name[:2] == lesson.number for line in _wrong(name, question)]
+    wrong = [
+        line for name, question in QUESTIONS.items() if name[:2] == lesson.number for line in _wrong(name, question)
+    ]
     if wrong:
-        lines += ["**Wrong answers to expect**", "", *wrong, ""]
+        lines += ["**Wrong answers to expect, and help to give**", "", *wrong, ""]
     return "\n".join(lines)
 
 
 def _wrong(name: str, question: Question) -> Iterator[str]:
-    """Yield a line for each wrong answer that a question explains."""
+    """Yield a line for each wrong answer that a question explains, and one with its hint."""
     traps = question.traps(_RANKS) if callable(question.traps) else question.traps
     for answer, text in traps.items():
         shown = answer if isinstance(answer, str) else repr(answer)
         yield f"- `{name}`: `{shown}`. {text}"
+    yield f"- `{name}`, other wrong answers: {question.hint}" if traps else f"- `{name}`: {question.hint}"
