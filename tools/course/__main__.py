@@ -1,7 +1,9 @@
 """Write everything that follows from the declaration of the course.
 
-python -m tools.course           the map, the tables of notebooks/README.md, and the teacher's guide
-python -m tools.course --check   change nothing; the exit status is 1 if a file is out of date
+    python -m tools.course           the map, the tables of notebooks/README.md, and the teacher's guide
+    python -m tools.course --check   change nothing; the exit status is 1 if a file is out of date
+
+The glossary gets the lessons of each term.
 """
 
 from __future__ import annotations
@@ -10,16 +12,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.course import contents, map_picture, teaching
+from tools.course import contents, glossary, map_picture, teaching
 from tools.course.declaration import FOLDER, read
 
 
 def wanted() -> dict[Path, str]:
     """Return the content of each written file."""
-    course, page = read(), FOLDER / "README.md"
+    course, page, terms = read(), FOLDER / "README.md", FOLDER / "glossary.md"
     return {
         FOLDER / "map.svg": map_picture.svg(course),
         page: contents.with_parts(page.read_text(encoding="utf-8"), contents.parts(course)),
+        terms: glossary.with_lessons(terms.read_text(encoding="utf-8"), course),
         FOLDER / "teaching.md": teaching.guide(course),
     }
 
