@@ -18,6 +18,7 @@ from tools.course.map_picture import Layout
 COURSE = read()
 SVG = "{http://www.w3.org/2000/svg}"
 ROOT = FOLDER.parent
+WITHOUT_BOX = {f"{number:02}" for number in range(1, 21)}
 COUNT = re.compile(
     r"\b(\d\d|[5-9]|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen|twenty(-\w+)?)\]?"
     r" (of the |other |more )?(notebooks|lessons)\b",
@@ -58,6 +59,18 @@ def test_the_first_path_takes_four_hours():
 def test_each_lesson_is_on_a_path_or_optional():
     on_paths = {number for path in COURSE.paths for number in [*path.lessons, *path.further]}
     assert {number for number, lesson in COURSE.lessons.items() if not lesson.optional} - {"03"} == on_paths
+
+
+@pytest.mark.parametrize("lesson", COURSE.lessons.values(), ids=list(COURSE.lessons))
+def test_the_box_of_a_lesson_agrees_with_the_declaration(lesson):
+    first = nbformat.read(lesson.file, as_version=4).cells[0].source
+    box = "\n".join(line for line in first.splitlines() if line.startswith(">"))
+    if not box:  # no lesson that builds on another one
+        assert lesson.number in WITHOUT_BOX
+        return
+    needed, _, rest = box.partition("**You will be able to**")
+    assert set(re.findall(r"\((\d\d)_\w+\.ipynb\)", needed)) <= COURSE.needed_for(lesson.number)
+    assert re.findall(r"\*\*Minutes\*\* (\d+)", rest) == [str(lesson.minutes)]
 
 
 def test_written_files_are_up_to_date():
@@ -145,7 +158,7 @@ def test_each_lesson_has_a_plan_of_50_minutes():
     assert all(row["before"] and row["board"] for row in rows)
 
 
-def test_the_guide_has_the_wrong_answers_that_questions_explain():
+def test_the_guide_has_the_wrong_answers_of_questions():
     page = teaching.guide(COURSE)
     assert "- `04/world-size`: `8`. 8 is the number of processes of one node." in page
     assert f"- `04/boxes`: `4`. {4} would be the length of one list that all ranks share." in page

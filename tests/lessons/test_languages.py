@@ -12,9 +12,7 @@ from ddp_notebook.lessons.language import translated, without_numbers
 from tools.course import languages
 from tools.course.declaration import FOLDER, read
 
-FILES = [
-    pytest.param(file, english, id=f"{language}-{name}") for language, name, file, english in languages.sources()
-]
+FILES = [pytest.param(file, english, id=f"{language}-{name}") for language, name, file, english in languages.sources()]
 LESSON_FILES = [
     pytest.param(language, number, id=f"{language}-{number}")
     for language in languages.LANGUAGES

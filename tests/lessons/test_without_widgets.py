@@ -22,7 +22,7 @@ VIEWS = (
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_each_view_has_a_picture_and_a_text_besides_its_widget():
+def test_each_view_has_a_picture_and_a_text():
     with closing(NotebookKernel()) as kernel:
         begun = kernel.run("%load_ext ddp_notebook\n%ddp_start 2\nfrom ddp_notebook import lessons")
         assert begun.status == "ok", begun.traceback
