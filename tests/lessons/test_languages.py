@@ -8,7 +8,7 @@ import re
 import nbformat
 import pytest
 
-from ddp_notebook.lessons.language import translated, without_numbers
+from ddp_notebook.lessons.language import FILE, translated, without_numbers
 from tools.course import languages
 from tools.course.declaration import FOLDER, read
 
@@ -92,7 +92,7 @@ def test_a_text_is_old_once_its_english_cell_changes(tmp_path):
 
 def test_a_sentence_is_translated_next_to_its_file(tmp_path, monkeypatch):
     sentences = {"Rank {0} sends {1} MB.": "랭크 {0} 이 {1} MB 를 보낸다.", "right": "정답"}
-    (tmp_path / languages.FILE).write_text(json.dumps(sentences), encoding="utf-8")
+    (tmp_path / FILE).write_text(json.dumps(sentences), encoding="utf-8")
     assert translated("right") == "right" and without_numbers("1 of 2") == "{0} of {1}"
     monkeypatch.chdir(tmp_path)
     shown = [translated(text) for text in ("right", "Rank 3 sends 0.5 MB.", "left")]

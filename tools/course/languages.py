@@ -15,11 +15,12 @@ After a change of a text remove the hash from its comment and run --stamp.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from ddp_notebook.lessons.questions.judging import Question
 from tools.course.declaration import FOLDER, read
 
 LANGUAGES = {"ko": "한국어", "zh-TW": "繁體中文"}
-LESSONS: tuple[str, ...] = ()
+LESSONS: tuple[str, ...] = ("01", "04")
 TEXTS = FOLDER / "languages"
 ROOT = FOLDER.parent
 _MARK = re.compile(r"^<!-- (?P<kind>cell|section) (?P<id>[\w-]+)(?: (?P<hash>[0-9a-f]{8}))? -->\n", re.MULTILINE)
@@ -96,8 +97,21 @@ def sources() -> Iterator[tuple[str, str, Path, Callable[[], dict[str, str]]]]:
     """Yield language, name, file of the translation and a function that returns the English texts, for each file."""
     for language in LANGUAGES:
         yield language, "README", ROOT / f"README.{language}.md", english_sections
+    for language, number, file in lesson_files():
+        yield language, number, file, functools.partial(english_cells, number)
+
+
+def lesson_files() -> Iterator[tuple[str, str, Path]]:
+    """Yield language, number and file of each translated lesson."""
+    for language in LANGUAGES:
         for number in LESSONS:
-            yield language, number, TEXTS / language / f"{number}.md", lambda number=number: english_cells(number)  # type: ignore[misc]
+            yield language, number, TEXTS / language / f"{number}.md"
+
+
+def title(file: Path) -> str:
+    """Return the title of a translated lesson."""
+    first = next(iter(texts(file.read_text(encoding="utf-8")).values()))
+    return first.words.splitlines()[0].removeprefix("# ")
 
 
 def open_ids(file: Path, english: dict[str, str]) -> dict[str, str]:
@@ -144,20 +158,26 @@ def sentences(language: str) -> dict[str, str]:
 
 
 def wanted_sentences() -> set[str]:
-    """Return the sentences of the questions of the translated lessons, without their numbers."""
+    """Return the sentences of the questions of the translated lessons. If one depends on the number of ranks, its
+    numbers are replaced."""
     found: set[str] = set()
     for name, question in QUESTIONS.items():
         if name[:2] in LESSONS:
-            for size in (2, 4):
-                found |= {without_numbers(text) for text in _sentences_of(question, size)}
+            few, many = set(_sentences_of(question, 2)), set(_sentences_of(question, 4))
+            found |= (few & many) | {without_numbers(text) for text in few ^ many}
     return found
 
 
 def _sentences_of(question: Question, size: int) -> Iterator[str]:
+    """Yield the sentences of a question for a number of ranks: explanations, and answers of several words."""
     yield question.why
     yield question.hint
     traps = question.traps(size) if callable(question.traps) else question.traps
     yield from traps.values()
+    choices = question.choices(size) if callable(question.choices) else question.choices
+    right = question.answer(size) if callable(question.answer) else question.answer
+    labels = [*choices, *(right if isinstance(right, Mapping) else ())]
+    yield from (label for label in labels if isinstance(label, str) and " " in label)
 
 
 def build(language: str) -> list[Path]:

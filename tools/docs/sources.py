@@ -14,7 +14,9 @@ import tomllib
 from collections.abc import Collection
 from pathlib import Path
 
-from tools.course import declaration
+import nbformat
+
+from tools.course import declaration, languages
 from tools.docs import fresh, replays
 from tools.docs.notebooks import NOTEBOOKS
 
@@ -50,6 +52,7 @@ def lay_out(made: Path, folder: Path) -> None:
         wanted[Path(placed(name))] = text
     for path in NOTEBOOKS:
         wanted[Path("notebooks", path.name)] = _BADGE.sub(r"[\1]\2", (made / path.name).read_text())
+    wanted |= _translated(made)
     glossary, contents = Path("notebooks/glossary.md"), Path("notebooks/README.md")
     wanted[glossary] = _GLOSSARY_HEADING.sub("## ", str(wanted[glossary]))
     wanted[contents] = str(wanted[contents]) + _toctree()
@@ -117,10 +120,28 @@ def _repository() -> str:
     return f"https://github.com/{address['repository']}/blob/{address['branch']}"
 
 
+def _translated(made: Path) -> dict[Path, str | Path]:
+    """Return the lessons in other languages by path: the executed notebooks with other texts."""
+    pages: dict[Path, str | Path] = {}
+    for language, number, file in languages.lesson_files():
+        name = declaration.read().lessons[number].file.name
+        notebook = languages.translate(nbformat.read(made / name, as_version=4), file)
+        pages[Path("notebooks", language, name)] = _BADGE.sub(r"[\1]\2", nbformat.writes(notebook))
+    return pages
+
+
 def _toctree() -> str:
     """Return the sidebar entries below the notebooks' table of contents, in the order of reading."""
     lessons = [f"{one.number} {one.title} <{one.file.stem}>" for one in declaration.read().lessons.values()]
-    return "\n".join(["", "```{toctree}", ":hidden:", "", *lessons, "glossary", "teaching", "```", ""])
+    lines = ["", "```{toctree}", ":hidden:", "", *lessons, "glossary", "teaching", "```", ""]
+    for language, name in languages.LANGUAGES.items():
+        entries = [
+            f"{number} {languages.title(file)} <{language}/{declaration.read().lessons[number].file.stem}>"
+            for of, number, file in languages.lesson_files()
+            if of == language
+        ]
+        lines += ["```{toctree}", ":hidden:", f":caption: {name}", "", *entries, "```", ""]
+    return "\n".join(lines)
 
 
 def _with_facts(page: Path, facts: Path) -> str:
