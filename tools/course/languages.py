@@ -33,7 +33,7 @@ from ddp_notebook.lessons.questions.judging import Question
 from tools.course.declaration import FOLDER, read
 
 LANGUAGES = {"ko": "한국어", "zh-TW": "繁體中文"}
-LESSONS: tuple[str, ...] = ("01", "04")
+LESSONS: tuple[str, ...] = ("01", "04", "08", "09")
 TEXTS = FOLDER / "languages"
 ROOT = FOLDER.parent
 _MARK = re.compile(r"^<!-- (?P<kind>cell|section) (?P<id>[\w-]+)(?: (?P<hash>[0-9a-f]{8}))? -->\n", re.MULTILINE)
