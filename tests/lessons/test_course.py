@@ -153,7 +153,7 @@ def test_no_text_counts_the_lessons():
 def test_each_lesson_has_a_plan_of_50_minutes():
     with teaching.FILE.open("rb") as file:
         rows = tomllib.load(file)["lesson"]
-    assert {row["number"] for row in rows} == set(COURSE.lessons)
+    assert set(COURSE.lessons) <= {row["number"] for row in rows}
     assert {row["number"]: teaching.minutes(row) for row in rows if teaching.minutes(row) != 50} == {}
     assert all(row["before"] and row["board"] for row in rows)
 
