@@ -69,12 +69,6 @@ def test_a_generated_page_is_up_to_date(path):
     assert path.read_text() == reference.pages()[path], "run: python -m tools.docs.reference"
 
 
-@pytest.mark.parametrize("path", _TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_numbers_of_notebooks_in_a_text_are_right(path):
-    stated = re.findall(r"\b(\d+|\w+teen|nine|ten|twenty)\]? (?:notebooks|lessons)\b", path.read_text())
-    assert set(stated) <= {str(len(NOTEBOOKS))}
-
-
 def test_the_options_page_has_every_start_option_and_every_magic():
     page = reference.options_page()
     rows = re.findall(r"^\| `(N|--[\w-]+)", page, re.MULTILINE)
