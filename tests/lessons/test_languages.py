@@ -9,6 +9,10 @@ import nbformat
 import pytest
 
 from ddp_notebook.lessons.language import FILE, translated, without_numbers
+from ddp_notebook.lessons.questions import results
+from ddp_notebook.lessons.questions.answers_file import Answered
+from ddp_notebook.lessons.questions.catalogue import QUESTIONS
+from ddp_notebook.lessons.questions.questions import check
 from tools.course import languages
 from tools.course.declaration import FOLDER, read
 
@@ -97,3 +101,14 @@ def test_a_sentence_is_translated_next_to_its_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shown = [translated(text) for text in ("right", "Rank 3 sends 0.5 MB.", "left")]
     assert shown == ["정답", "랭크 3 이 0.5 MB 를 보낸다.", "left"]
+
+
+def test_verdicts_and_choices_are_in_the_language_of_the_notebook(tmp_path, monkeypatch):
+    """The kept answer stays English, so that files of a class can be compared."""
+    question = QUESTIONS["08/lost"]
+    reason = "이유"
+    (tmp_path / FILE).write_text(json.dumps({question.why: reason, "right": "정답", "The answer is": "답은"}))
+    monkeypatch.chdir(tmp_path)
+    assert repr(check("08/lost", question.answer)) == f"정답: {reason}"
+    shown = results.said(question, Answered(is_shown=True))
+    assert shown["text/plain"] == f"답은 {question.answer}: {reason}"

@@ -15,6 +15,7 @@ After a change of a text remove the hash from its comment and run --stamp.
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import hashlib
 import json
@@ -30,10 +31,11 @@ from nbformat import NotebookNode
 from ddp_notebook.lessons.language import FILE, without_numbers
 from ddp_notebook.lessons.questions.catalogue import QUESTIONS
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.results import GUESS_FIRST
 from tools.course.declaration import FOLDER, read
 
 LANGUAGES = {"ko": "한국어", "zh-TW": "繁體中文"}
-LESSONS: tuple[str, ...] = ("01", "04", "08", "09")
+LESSONS: tuple[str, ...] = ("01", "04", "06", "08", "09")
 TEXTS = FOLDER / "languages"
 ROOT = FOLDER.parent
 _MARK = re.compile(r"^<!-- (?P<kind>cell|section) (?P<id>[\w-]+)(?: (?P<hash>[0-9a-f]{8}))? -->\n", re.MULTILINE)
@@ -160,12 +162,22 @@ def sentences(language: str) -> dict[str, str]:
 def wanted_sentences() -> set[str]:
     """Return the sentences of the questions of the translated lessons. If one depends on the number of ranks, its
     numbers are replaced."""
-    found: set[str] = set()
+    found = fixed_sentences()
     for name, question in QUESTIONS.items():
         if name[:2] in LESSONS:
             few, many = set(_sentences_of(question, 2)), set(_sentences_of(question, 4))
             found |= (few & many) | {without_numbers(text) for text in few ^ many}
     return found
+
+
+def fixed_sentences() -> set[str]:
+    """Return the texts that the code of the questions translates: the arguments of `translated`."""
+    found = set()
+    for file in (ROOT / "ddp_notebook" / "lessons" / "questions").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "translated":
+                found |= {one.value for one in node.args if isinstance(one, ast.Constant)}
+    return {GUESS_FIRST, *found}
 
 
 def _sentences_of(question: Question, size: int) -> Iterator[str]:

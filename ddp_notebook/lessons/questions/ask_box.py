@@ -9,6 +9,7 @@ from typing import Any
 import ipywidgets
 
 from ddp_notebook.errors import DDPNotebookError
+from ddp_notebook.lessons.language import translated
 from ddp_notebook.lessons.questions import guesses
 from ddp_notebook.lessons.questions.judging import Question
 
@@ -66,12 +67,12 @@ class AskBox:
         display({**self.box._repr_mimebundle_(), "text/plain": text}, raw=True)  # type: ignore[no-untyped-call,unused-ignore]
 
     def _control(self, *, is_part: bool) -> Any:
-        labels = list(self._question.labelled_choices())
+        labels = [(translated(label), label) for label in self._question.labelled_choices()]
         if not labels:
             layout = _PART if is_part else _FIELD
             return ipywidgets.Text(placeholder=f"such as {self._question.placeholder}", layout=layout)
         if is_part:
-            return ipywidgets.Dropdown(options=[_NOT_CHOSEN, *labels], value=_NOT_CHOSEN, layout=_WIDE)
+            return ipywidgets.Dropdown(options=[(_NOT_CHOSEN, _NOT_CHOSEN), *labels], value=_NOT_CHOSEN, layout=_WIDE)
         return ipywidgets.RadioButtons(options=labels, index=None, layout=_WIDE)
 
     def _on_guess(self, _: Any) -> None:
@@ -98,4 +99,4 @@ class AskBox:
 
 
 def _words(key: Any) -> str:
-    return f"rank {key}" if type(key) is int else str(key)
+    return f"rank {key}" if type(key) is int else translated(str(key))

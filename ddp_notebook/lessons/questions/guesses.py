@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons.language import translated
 from ddp_notebook.lessons.questions import results
 from ddp_notebook.lessons.questions.answers_file import answers_file
 from ddp_notebook.lessons.questions.catalogue import QUESTIONS, unknown
@@ -43,12 +44,12 @@ def keep(name: str, answer: Any) -> str:
     if isinstance(answer, str) and answer.strip().lower() == SHOW_ME:
         answers_file().show(name)
         results.update(name)
-        return "The result is no longer hidden."
+        return translated("The result is no longer hidden.")
     chosen = _chosen(question, answer)
     in_words = question.in_words(chosen)
     answers_file().add(name, in_words, judge(question, chosen))
     results.update(name)
-    return f"Your guess is kept: {in_words}."
+    return f"{translated('Your guess is kept:')} {question.in_words(chosen, translated)}."
 
 
 def _chosen(question: Question, answer: Any) -> Any:
@@ -69,7 +70,8 @@ def _choice(question: Question, answer: Any) -> Any:
     if not choices:
         return answer
     for label, value in choices.items():
-        is_label = isinstance(answer, str) and answer.strip().lower() == label.lower()
+        labels = {label.lower(), translated(label).lower()}
+        is_label = isinstance(answer, str) and answer.strip().lower() in labels
         if is_label or (type(answer) is type(value) and answer == value):
             return value
     raise UsageError(f"the answer must be one of {', '.join(map(repr, choices))}, got {answer!r}")
@@ -103,21 +105,22 @@ def value_of(text: str, right: Any) -> Any:
 def in_text(name: str, question: Question) -> str:
     """Return the choices of a question, and how to answer without widgets."""
     right, choices = question.right(), question.labelled_choices()
-    lines = [f"  {label}" for label in choices]
-    example = repr(next(iter(choices))) if choices else question.placeholder
+    lines = [f"  {translated(label)}" for label in choices]
+    example = repr(translated(next(iter(choices)))) if choices else question.placeholder
     if isinstance(right, Mapping):
-        lines = [*lines, "for each of:" if lines else "An answer for each of:", *(f"  {key}" for key in right)]
+        head = translated("for each of:") if lines else translated("An answer for each of:")
+        lines = [*lines, head, *(f"  {key}" for key in right)]
         first = next(iter(right))
         example = f"{{{first!r}: {example}, ...}}"
     elif not choices and isinstance(right, str):
         example = repr(example)
     if choices:
-        lines = ["One of:", *lines]
+        lines = [translated("One of:"), *lines]
     return "\n".join(
         [
             *lines,
-            f"Guess:       lessons.ask({name!r}, {example})",
-            f"Or give up:  lessons.ask({name!r}, {SHOW_ME!r})",
+            f"{translated('Guess:')}       lessons.ask({name!r}, {example})",
+            f"{translated('Or give up:')}  lessons.ask({name!r}, {SHOW_ME!r})",
             *([said] if (said := already(name)) else []),
         ]
     )
@@ -127,5 +130,5 @@ def already(name: str) -> str:
     """Return a sentence about earlier guesses; "" if there are none."""
     answered = answers_file().of(name)
     if answered.guesses:
-        return f"Your first guess: {answered.guesses[0].answer}."
-    return "You have requested the result." if answered.is_shown else ""
+        return f"{translated('Your first guess:')} {translated(answered.guesses[0].answer)}."
+    return translated("You have requested the result.") if answered.is_shown else ""

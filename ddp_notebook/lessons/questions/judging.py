@@ -9,6 +9,7 @@ from types import EllipsisType
 from typing import Any
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons.language import translated
 from ddp_notebook.records.words import name_ranks
 
 _last_world_size: int | None = None
@@ -54,19 +55,23 @@ class Question:
         choices = self.choices(_world_size()) if callable(self.choices) else self.choices
         return dict(choices) if isinstance(choices, Mapping) else {str(one): one for one in choices}
 
-    def in_words(self, answer: Any) -> str:
+    def in_words(self, answer: Any, words: Callable[[str], str] = str) -> str:
         """Return an answer as displayed to the reader.
+
+        Args:
+            answer: An answer.
+            words: Translates a label.
 
         Example:
             >>> Question(answer=1, why="", hint="", choices={"rank 0": 0, "rank 1": 1}).in_words(1)
             'rank 1'
         """
         if isinstance(answer, Mapping):
-            keys = {key: f"rank {key}" if type(key) is int else str(key) for key in answer}
-            return ", ".join(f"{keys[key]}: {self.in_words(value)}" for key, value in answer.items())
+            keys = {key: f"rank {key}" if type(key) is int else words(str(key)) for key in answer}
+            return ", ".join(f"{keys[key]}: {self.in_words(value, words)}" for key, value in answer.items())
         for label, value in self.labelled_choices().items():
             if _is_equal(answer, value, 0.0):
-                return label
+                return words(label)
         if isinstance(answer, float):
             return f"{answer:.6g}"
         if isinstance(answer, list | tuple):
@@ -78,24 +83,24 @@ class Question:
 def judge(asked: Question, answer: Any) -> tuple[bool, str]:
     """Return whether the answer is right, and the explanation to show."""
     if is_missing(answer):
-        return False, "put your answer in place of the dots"
+        return False, translated("put your answer in place of the dots")
     right = asked.right()
     if isinstance(right, Mapping) and isinstance(answer, Mapping):
         wrong = [key for key in right if key not in answer or not _is_equal(answer[key], right[key], asked.tolerance)]
         if wrong or set(answer) - set(right):
-            return False, f"{_where(wrong)}{asked.hint}"
+            return False, f"{_where(wrong)}{translated(asked.hint)}"
     elif not _is_equal(answer, right, asked.tolerance):
         traps = asked.traps(_world_size()) if callable(asked.traps) else asked.traps
         met = [text for trap, text in traps.items() if _is_equal(answer, trap, asked.tolerance)]
-        return False, " ".join([*met[:1], asked.hint])
-    return True, asked.why
+        return False, " ".join(map(translated, [*met[:1], asked.hint]))
+    return True, translated(asked.why)
 
 
 def _where(wrong: list[Any]) -> str:
     if not wrong:
         return ""
     ranks = all(type(key) is int for key in wrong)
-    return f"look at {name_ranks(wrong) if ranks else ', '.join(map(str, wrong))}. "
+    return f"{translated('look at')} {name_ranks(wrong) if ranks else ', '.join(map(str, wrong))}. "
 
 
 def _world_size() -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons.language import translated
 from ddp_notebook.lessons.questions.answers_file import answers_file
 from ddp_notebook.lessons.questions.catalogue import PUZZLES, QUESTIONS, unknown
 from ddp_notebook.lessons.questions.judging import is_missing, judge
@@ -29,14 +30,16 @@ class Verdict:
         return self.is_right
 
     def __repr__(self) -> str:
-        return f"{'right' if self.is_right else 'not yet'}{': ' * bool(self.reason)}{self.reason}"
+        verdict = translated("right") if self.is_right else translated("not yet")
+        return f"{verdict}{': ' * bool(self.reason)}{self.reason}"
 
     def _repr_html_(self) -> str:
-        mark = "&#10003; right" if self.is_right else "&#10007; not yet"
+        colour, mark = ("#009e73", "&#10003;") if self.is_right else ("#d55e00", "&#10007;")
+        verdict = translated("right") if self.is_right else translated("not yet")
         reason = html.escape(self.reason)
         return (
-            f'<div role="status" style="border-left:4px solid currentColor;padding:4px 12px;margin:4px 0">'
-            f"<b>{mark}</b>{': ' * bool(reason)}{reason}</div>"
+            f'<div role="status" style="border-left:4px solid {colour};padding:4px 12px;margin:4px 0">'
+            f"<b>{mark} {verdict}</b>{': ' * bool(reason)}{reason}</div>"
         )
 
 
@@ -59,7 +62,7 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
         not yet: rank 1 has 6, not 5
     """
     if answer is None or answer is Ellipsis:
-        return Verdict(False, "put your answer in place of the dots")
+        return Verdict(False, translated("put your answer in place of the dots"))
     if isinstance(question, str) and question in PUZZLES:
         return _solved(question, answer)
     if isinstance(question, str) and question in QUESTIONS:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ddp_notebook.display import has_front_end
 from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons.language import translated
 from ddp_notebook.lessons.questions.answers_file import Answered, answers_file, shows_all
 from ddp_notebook.lessons.questions.catalogue import QUESTIONS, unknown
 from ddp_notebook.lessons.questions.judging import Question
@@ -103,14 +104,16 @@ _results: dict[str, dict[str, _Result]] = {}  # by question and cell
 def said(question: Question, answered: Answered) -> dict[str, str]:
     """Return the line below a result as text and HTML: the verdict, the answer, or the request to guess."""
     if answered.is_open and not shows_all():
-        return _line("", GUESS_FIRST)
-    answer = f"The answer is {question.in_words(question.right())}: {question.why}"
+        return _line(NEUTRAL, "", translated(GUESS_FIRST))
+    right = question.in_words(question.right(), translated)
+    answer = f"{translated('The answer is')} {right}: {translated(question.why)}"
     if not answered.guesses:
         return _line("", answer)
     guess = answered.guesses[-1]
+    guessed = f"{translated(guess.answer)}. {_capital(guess.reason)}"
     if guess.is_right:
-        return _line("\N{CHECK MARK} right", f"{guess.answer}. {_capital(guess.reason)}")
-    return _line("\N{BALLOT X} not right", f"{guess.answer}. {_capital(guess.reason)}", answer)
+        return _line(RIGHT, f"\N{CHECK MARK} {translated('right')}", guessed)
+    return _line(WRONG, f"\N{BALLOT X} {translated('not right')}", guessed, answer)
 
 
 def _capital(sentence: str) -> str:
