@@ -105,10 +105,10 @@ def test_a_sentence_is_translated_next_to_its_file(tmp_path, monkeypatch):
 
 def test_verdicts_and_choices_are_in_the_language_of_the_notebook(tmp_path, monkeypatch):
     """The kept answer stays English, so that files of a class can be compared."""
-    question = QUESTIONS["08/lost"]
+    question = QUESTIONS["04/world-size"]
     reason = "이유"
     (tmp_path / FILE).write_text(json.dumps({question.why: reason, "right": "정답", "The answer is": "답은"}))
     monkeypatch.chdir(tmp_path)
-    assert repr(check("08/lost", question.answer)) == f"정답: {reason}"
+    assert repr(check("04/world-size", question.answer)) == f"정답: {reason}"
     shown = results.said(question, Answered(is_shown=True))
     assert shown["text/plain"] == f"답은 {question.answer}: {reason}"

@@ -35,7 +35,7 @@ from ddp_notebook.lessons.questions.results import GUESS_FIRST
 from tools.course.declaration import FOLDER, read
 
 LANGUAGES = {"ko": "한국어", "zh-TW": "繁體中文"}
-LESSONS: tuple[str, ...] = ("01", "04", "06", "08", "09")
+LESSONS: tuple[str, ...] = ("01", "04")
 TEXTS = FOLDER / "languages"
 ROOT = FOLDER.parent
 _MARK = re.compile(r"^<!-- (?P<kind>cell|section) (?P<id>[\w-]+)(?: (?P<hash>[0-9a-f]{8}))? -->\n", re.MULTILINE)
