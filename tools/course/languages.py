@@ -176,7 +176,7 @@ def fixed_sentences() -> set[str]:
     for file in (ROOT / "ddp_notebook" / "lessons" / "questions").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "translated":
-                found |= {one.value for one in node.args if isinstance(one, ast.Constant)}
+                found |= {str(one.value) for one in node.args if isinstance(one, ast.Constant)}
     return {GUESS_FIRST, *found}
 
 
