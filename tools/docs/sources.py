@@ -15,6 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import nbformat
+from nbformat import NotebookNode
 
 from tools.course import declaration, languages
 from tools.docs import fresh, replays
@@ -51,8 +52,11 @@ def lay_out(made: Path, folder: Path) -> None:
         text = relinked(name, path.read_text(), pages) if path.suffix == ".md" else path
         wanted[Path(placed(name))] = text
     for path in NOTEBOOKS:
-        wanted[Path("notebooks", path.name)] = _BADGE.sub(r"[\1]\2", (made / path.name).read_text())
-    wanted |= _translated(made)
+        wanted[Path("notebooks", path.name)] = _page(f"notebooks/{path.name}", _read(made / path.name), pages)
+    for language, number, file in languages.lesson_files():
+        name = declaration.read().lessons[number].file.name
+        notebook = languages.translate(_read(made / name), file)  # executed once: its code cells are the same
+        wanted[Path("notebooks", language, name)] = _page(f"notebooks/{language}/{name}", notebook, pages)
     glossary, contents = Path("notebooks/glossary.md"), Path("notebooks/README.md")
     wanted[glossary] = _GLOSSARY_HEADING.sub("## ", str(wanted[glossary]))
     wanted[contents] = str(wanted[contents]) + _toctree()
@@ -120,14 +124,22 @@ def _repository() -> str:
     return f"https://github.com/{address['repository']}/blob/{address['branch']}"
 
 
-def _translated(made: Path) -> dict[Path, str | Path]:
-    """Return the lessons in other languages by path: the executed notebooks with other texts."""
-    pages: dict[Path, str | Path] = {}
-    for language, number, file in languages.lesson_files():
-        name = declaration.read().lessons[number].file.name
-        notebook = languages.translate(nbformat.read(made / name, as_version=4), file)
-        pages[Path("notebooks", language, name)] = _BADGE.sub(r"[\1]\2", nbformat.writes(notebook))
-    return pages
+def _read(path: Path) -> NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def _page(name: str, notebook: NotebookNode, pages: Collection[str]) -> str:
+    """Return a notebook as the site needs it: with links of the site, and badges as text.
+
+    Args:
+        name: its path in the repository.
+        notebook: the notebook; it is changed.
+        pages: see `relinked`.
+    """
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = _BADGE.sub(r"[\1]\2", relinked(name, cell.source, pages))
+    return nbformat.writes(notebook)
 
 
 def _toctree() -> str:

@@ -98,7 +98,7 @@ def _solved(name: str, solution: object) -> Verdict:
     """Run and judge the solution of a puzzle, and keep the verdict."""
     is_right, reason = solve(PUZZLES[name], solution)
     if reason == DOTS:
-        return Verdict(False, reason)
+        return Verdict(False, translated("put your code in place of the dots"))
     answers_file().add(name, getattr(solution, "__name__", str(solution)), (is_right, reason))
     return Verdict(is_right, reason)
 
