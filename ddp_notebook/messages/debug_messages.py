@@ -4,10 +4,14 @@ notebook -> rank
 ----------------
 HoldTimeouts     a debugger waits for a command: time limits are held until further notice
 FailureQuestion  request the failure of the last cell, which `%ddp_debug` opens
+UseAdapter       start or stop debugpy for the front end's debugger
+AdapterRequest   one message of the debug adapter protocol, to debugpy
 
 rank -> notebook
 ----------------
 TimeoutsHeld     reply to `HoldTimeouts`: operations whose time limit cannot be held
+AdapterReady     reply to `UseAdapter` with `on`
+AdapterMessage   one message of the debug adapter protocol, from debugpy: a response or an event
 """
 
 from __future__ import annotations
@@ -41,3 +45,35 @@ class FailureQuestion(Message):
     """
 
     request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseAdapter(Message):
+    """Let debugpy follow the cells from now on, or no longer. It starts between two cells, and ends at once."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterReady(Message, shown=True):
+    """Reply to `UseAdapter` with `on`."""
+
+    error: str = ""  # why debugpy cannot start; "": it accepts requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRequest(Message):
+    """One request of the debug adapter protocol.
+
+    Source: https://microsoft.github.io/debug-adapter-protocol/specification
+    """
+
+    data: bytes  # JSON without a header
+    cell_file: str = ""  # file of a cell in the request: it need not exist on the rank's host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterMessage(Message):
+    """One response or event of the debug adapter protocol."""
+
+    data: bytes  # JSON without a header

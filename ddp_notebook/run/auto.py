@@ -53,14 +53,16 @@ class AutoSend:
         code = "".join(lines)
         if not self.sends(code) or not self._is_users(code):
             return lines
-        return ["%%on_all_ranks\n", *self._empty_lines(), *lines]
+        return ["%%on_all_ranks\n", *self._empty_lines(lines), *lines]
 
     def sends(self, code: str) -> bool:
         """Return whether this code would run on the ranks, if the user runs it as a cell."""
         return self.is_on and bool(code.strip()) and not _STAYS.match(code)
 
-    def _empty_lines(self) -> list[str]:
-        """Return the empty lines above the code, which IPython has removed. They keep line numbers correct."""
+    def _empty_lines(self, lines: list[str]) -> list[str]:
+        """Return the empty lines above the code that IPython has removed. They keep line numbers correct."""
+        if lines and not lines[0].strip():  # it removes none while the front end's debugger is on
+            return []
         kernel = getattr(self._shell, "kernel", None)
         code = "" if kernel is None else self._shell.get_parent()["content"]["code"]
         return list(takewhile(lambda line: not line.strip(), code.splitlines(keepends=True)))

@@ -10,10 +10,19 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from ddp_notebook.messages.debug_messages import FailureQuestion, HoldTimeouts, TimeoutsHeld
+from ddp_notebook.messages.debug_messages import (
+    AdapterMessage,
+    AdapterReady,
+    AdapterRequest,
+    FailureQuestion,
+    HoldTimeouts,
+    TimeoutsHeld,
+    UseAdapter,
+)
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Checked, InputReply, Interrupt, RunCell
 from ddp_notebook.rank.cell.exceptions import known_words
+from ddp_notebook.rank.debug.adapter import Adapter
 from ddp_notebook.rank.debug.long_timeouts import LongTimeouts
 from ddp_notebook.rank.debug.post_mortem import PostMortem, innermost_of_user
 from ddp_notebook.rank.debug.rank_pdb import RankPdb, forget_breakpoints
@@ -42,6 +51,7 @@ class DebugFeature(Feature):
         self._skipped: dict[str, int] = {}  # calls of dist.breakpoint to be skipped so far, by their stack
         self._post_mortem = PostMortem(core.network.where)
         self._timeouts = LongTimeouts(core.network, self._rank)
+        self._adapter = Adapter(lambda data: core.send(AdapterMessage(data=data)))
         self._may_stop_later = False  # a cell has defined functions that may open a debugger
         self._held_cell = 0  # cell whose time limits are held; 0: none
         self._opens_failure = False  # the running cell opens the failure of an earlier one
@@ -76,16 +86,19 @@ class DebugFeature(Feature):
         if self._post_mortem.error and not self._opens_failure:
             with self.core.network.children.ending_loader_workers(if_=True):
                 self._post_mortem.forget()
-        if self._may_stop_later:
+        if self._may_stop_later or self._adapter.is_on:
             self._timeouts.begin()
+        if self._adapter.is_on:
+            self._adapter.begin()
 
     def cell_ends(self) -> None:
+        self._adapter.end()
         if self._has_stopped:
             self.core.stdin.answer_threads("continue")
             forget_breakpoints()
             self._skipped.clear()
         self._timeouts.end()
-        if not self._may_stop_later:
+        if not (self._may_stop_later or self._adapter.is_on):
             self._watch(on=False)
 
     def _watch(self, *, on: bool) -> None:
@@ -111,7 +124,14 @@ class DebugFeature(Feature):
     # ---- stopping
 
     def _stop(self, frame: FrameType, header: str | None = None) -> None:
-        if os.environ.get("PYTHONBREAKPOINT") == "0":
+        if os.environ.get("PYTHONBREAKPOINT") != "0":
+            self._open(frame, header)
+
+    def _open(self, frame: FrameType, header: str | None = None) -> None:
+        """Stop in a frame: in the front end's debugger if it is on, or else at a prompt."""
+        if self._adapter.is_on:
+            self._refuse_in_child()
+            self._adapter.stop_at(frame)
             return
         debugger = self._debugger()
         if header is not None:
@@ -126,7 +146,7 @@ class DebugFeature(Feature):
             if self._skipped[where] <= skip:
                 return
         if dist.get_rank() == rank:
-            self._debugger().stop_at(frame)
+            self._open(frame)
         tracer = sys.gettrace()
         sys.settrace(None)
         try:
@@ -135,11 +155,14 @@ class DebugFeature(Feature):
             sys.settrace(tracer)
 
     def _debugger(self, first: Callable[[list[Any]], int] | None = None) -> RankPdb:
-        if os.getpid() != self._pid:
-            raise RuntimeError(_OF_CHILD)
+        self._refuse_in_child()
         self._has_stopped = True
         self._watch(on=True)
         return RankPdb(self.core.network.where, self._read, first)
+
+    def _refuse_in_child(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(_OF_CHILD)
 
     def _read(self, place: str, frame: FrameType | None) -> InputReply:
         of_frame = {} if frame is None else {**frame.f_globals, **frame.f_locals}
@@ -161,7 +184,31 @@ class DebugFeature(Feature):
     # ---- messages
 
     def at_once(self) -> Mapping[type[Message], Callable[[Any], object]]:
-        return {HoldTimeouts: self._hold, Interrupt: self._on_interrupt}
+        return {
+            HoldTimeouts: self._hold,
+            Interrupt: self._on_interrupt,
+            AdapterRequest: self._pass_on,
+            UseAdapter: self._stop_adapter,
+        }
+
+    def in_main_thread(self) -> Mapping[type[Message], Callable[[Any], object]]:
+        return {UseAdapter: self._start_adapter}
+
+    def _pass_on(self, message: AdapterRequest) -> bool:
+        self._adapter.request(message.data, message.cell_file)
+        return True
+
+    def _stop_adapter(self, message: UseAdapter) -> bool:
+        if not message.on:
+            self._adapter.stop()
+        return not message.on
+
+    def _start_adapter(self, message: UseAdapter) -> None:
+        error = self._adapter.start()
+        if not error:
+            self.core.network.release.is_taken = self._adapter.take_interrupt
+            self._watch(on=True)
+        self.core.send(AdapterReady(error=error))
 
     def _hold(self, message: HoldTimeouts) -> bool:
         CLOCK.hold(message.on)
@@ -177,6 +224,7 @@ class DebugFeature(Feature):
     def _on_interrupt(self, message: Interrupt) -> bool:
         if self.core.stdin is not None:
             self.core.stdin.answer_threads("quit")
+        self._adapter.quit_threads()
         return False
 
     def questions(self) -> Mapping[type[Message], Callable[[Any], Any]]:

@@ -76,6 +76,8 @@ class Release:
         self._frees: int | None = None  # the cell that a thread is releasing
         self._wakes = threading.Event()  # wakes that thread when the cell has ended
         self._main = threading.main_thread().ident or 0
+        # Called with the interrupted frame: a debugger in which the main thread has stopped raises the interrupt itself.
+        self.is_taken: Callable[[FrameType | None], bool] = lambda _: False
 
     def start(self) -> None:
         """Start the thread that waits for the signal."""
@@ -127,7 +129,8 @@ class Release:
             Whether to raise there.
         """
         if self._has_interrupted and is_again:
-            return self._where.waits(frame) is not None  # otherwise it runs the user's clean-up code
+            # otherwise it runs the user's clean-up code
+            return not self.is_taken(frame) and self._where.waits(frame) is not None
         is_lost = is_in_finalizer(frame)
         if self._resent < _MOST_PUT_OFF and (is_lost or may_hold_a_lock(frame)):
             return False  # `go` sends it again
@@ -146,7 +149,7 @@ class Release:
             self.doing = Doing(place or self._where.describe(), None if call is None else call.describe())
         if not is_lost and self._where.children is not None:
             self._where.children.interrupt()
-        return True
+        return not self.is_taken(frame)
 
     def note_taken(self) -> bool:
         """Note that a handler of the user gets the interrupt. It is not sent again then, except to end a wait.

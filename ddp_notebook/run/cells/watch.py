@@ -228,6 +228,7 @@ class Controls(Protocol):
     def cause(self, run: CellRun, views: Views) -> str: ...
     def kill(self, ranks: list[int]) -> None: ...
     def answer(self, rank: int, answer: InputReply) -> None: ...
+    def stands(self, run: CellRun) -> bool: ...
     def prompts(self, run: CellRun, screen: Screen | None, interrupts: Interrupts, may_ask: bool) -> Prompts | None: ...
 
 
@@ -395,6 +396,8 @@ class Watch:
     def _hear(self) -> None:
         """Extend all time limits by the time in which a host was unreachable, or a debugger waited for a command."""
         unheard_s = self._silence.poll()
+        if self._prompts is None and not self.has_released and self._controls.stands(self._run):
+            self._open_prompts()
         if self._prompts is not None:
             unheard_s += self._prompts.poll()
         if unheard_s:
@@ -450,13 +453,16 @@ class Watch:
         """Handle a rank that has stopped in a debugger."""
         if self.has_released:  # the rank notices its interrupt soon
             return
+        self._open_prompts()
+        if self._prompts is not None:
+            self._prompts.on_request(rank, request)
+
+    def _open_prompts(self) -> None:
         if self._prompts is None:
             can_answer = self._screen is not None and self._waiter.can_answer
             self._prompts = self._controls.prompts(self._run, self._screen, self._interrupts, can_answer)
-        if self._prompts is not None:
-            if self._screen is not None:
-                self._screen.card.remove()
-            self._prompts.on_request(rank, request)
+        if self._screen is not None:
+            self._screen.card.remove()
 
     # ---- ending it
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from ddp_notebook.messages.debug_messages import HoldTimeouts, TimeoutsHeld
-from ddp_notebook.messages.ranks import InputReply
+from ddp_notebook.messages.debug_messages import AdapterMessage, AdapterReady, HoldTimeouts, TimeoutsHeld, UseAdapter
+from ddp_notebook.messages.ranks import InputReply, RunCell
 from ddp_notebook.run.cells.cell import CellRun
+from ddp_notebook.run.debug.cell_sources import CellSources
 from ddp_notebook.run.debug.failures import debug_failure
+from ddp_notebook.run.debug.front_end import FrontEnd
+from ddp_notebook.run.debug.kernel_debugger import KernelDebugger
 from ddp_notebook.run.debug.prompts import Prompts
 from ddp_notebook.run.message_handlers import Handlers
+from ddp_notebook.run.notebook_kernel import kernel
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.session_hooks import SessionFeature
 from ddp_notebook.run.session_parts import SessionParts
@@ -21,6 +26,7 @@ class Debugging(SessionFeature):
     def __init__(self, parts: SessionParts) -> None:
         super().__init__(parts)
         self._prompts: dict[int, Prompts] = {}  # prompts by number of the cell
+        self._front_end: FrontEnd | None = None  # None: there is no debugger of a front end
 
     @property
     def world_size(self) -> int:
@@ -33,6 +39,45 @@ class Debugging(SessionFeature):
         prompts = Prompts(run, self, say, finish, quit, may_ask=may_ask)
         self._prompts = {run.number: prompts}
         return prompts
+
+    # ---- the debugger of the front end
+
+    def started(self, *, is_attached: bool) -> None:
+        cluster, cells = self.parts.cluster, self.parts.cells
+        if (running := kernel()) is not None and (debugger := KernelDebugger.of(running)) is not None:
+            sources = CellSources(debugger.folder, debugger.file_of)
+            self._front_end = FrontEnd(debugger, cluster, sources, lambda: cells.busy, self._wake)
+        if is_attached and not (self._front_end and self._front_end.is_on):
+            for rank in cluster.alive:  # the front end of an earlier notebook may have stopped it
+                cluster.send(rank, UseAdapter(on=False))
+
+    def close(self) -> None:
+        if self._front_end is not None:
+            self._front_end.remove()
+            self._front_end = None
+
+    def cell_begins(self, cell: RunCell) -> None:
+        if self._front_end is not None:
+            self._front_end.prepare([rank for rank in self.parts.cluster.alive if rank not in cell.missing])
+
+    def notices(self) -> Sequence[str]:
+        return self._front_end.errors() if self._front_end is not None else ()
+
+    def cell_ended(self, run: CellRun, code: str) -> Sequence[str]:
+        return self.notices()
+
+    def cell_stands(self, run: CellRun) -> bool:
+        if self._front_end is None:
+            return False
+        stopped = self._front_end.stopped_ranks()
+        return bool(stopped) and not stopped.isdisjoint(run.pending)
+
+    def _wake(self) -> None:
+        """Let the thread that waits for a cell notice that a rank has stopped, or runs on."""
+        if (watched := self.parts.cells.watched) is not None:
+            watched[0].wake()
+
+    # ---- the ranks of prompts
 
     def open_failure(self, run: Callable[..., object]) -> None:
         """Open a debugger on the ranks whose last cell has failed.
@@ -56,7 +101,12 @@ class Debugging(SessionFeature):
             self.parts.cluster.send(rank, HoldTimeouts(on=on, cell=cell))
 
     def handlers(self) -> Handlers:
-        return {TimeoutsHeld: self._on_held}
+        return {TimeoutsHeld: self._on_held, AdapterMessage: self._to_front_end, AdapterReady: self._to_front_end}
+
+    def _to_front_end(self, rank: int, message: Any) -> None:
+        if self._front_end is not None:
+            adapters = self._front_end.adapters
+            (adapters.on_ready if isinstance(message, AdapterReady) else adapters.on_message)(rank, message)
 
     def _on_held(self, rank: int, message: TimeoutsHeld) -> None:
         if (prompts := self._prompts.get(message.cell)) is not None:

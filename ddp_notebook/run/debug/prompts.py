@@ -1,7 +1,8 @@
 """Prompt of a cell whose ranks have stopped in a debugger.
 
 One prompt names the ranks that get the next line: "(rank 2)" or "(ranks 0-3)". A line may name other ranks, see
-`commands`. While a prompt is open, time limits of the cell and of its operations are held.
+`commands`. While a prompt is open, time limits of the cell and of its operations are held. The same holds while a rank
+has stopped in the debugger of the front end, which has no prompt.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Ranks(Protocol):
     def world_size(self) -> int: ...
     def answer(self, rank: int, answer: InputReply) -> None: ...
     def hold_timeouts(self, cell: int, on: bool) -> None: ...
+    def cell_stands(self, run: CellRun) -> bool: ...
 
 
 class Prompts:
@@ -68,6 +70,7 @@ class Prompts:
         self._waiting: dict[int, list[InputRequest]] = {}  # further threads of a stopped rank
         self._awaited: set[int] = set()  # ranks that got the last command
         self._changed_s = 0.0  # time of the last stop or command
+        self._is_over = False  # the cell ends
         self._held_since_s: float | None = None  # time limits are held since then
         self._counted_s = 0.0  # time up to which held time was counted
         self._line: PromptLine | None = None  # the open request for a line
@@ -93,17 +96,20 @@ class Prompts:
         if not self._may_ask or not can_read():
             self._ranks.answer(rank, InputReply(request=request.request, error=_NO_USER))
             return
-        now = time.monotonic()
-        if self._held_since_s is None:
-            self._held_since_s = self._counted_s = now
-            self._ended = {one for one in self._run.ranks if self._has_failed(one)}
-            self._ranks.hold_timeouts(self._run.number, True)
+        self._hold()
         if rank in self._stopped:
             self._waiting.setdefault(rank, []).append(request)
         else:
             self._stopped[rank] = request
         self._awaited.discard(rank)
-        self._changed_s = now
+        self._changed_s = time.monotonic()
+
+    def _hold(self) -> None:
+        """Hold time limits from now on."""
+        if self._held_since_s is None:
+            self._held_since_s = self._counted_s = time.monotonic()
+            self._ended = {one for one in self._run.ranks if self._has_failed(one)}
+            self._ranks.hold_timeouts(self._run.number, True)
 
     def on_unheld(self, rank: int, operations: Sequence[str]) -> None:
         """Handle the operations of a rank whose time limits cannot be held."""
@@ -112,6 +118,9 @@ class Prompts:
 
     def poll(self) -> float:
         """Handle typed lines, and show prompts. Return the seconds since the last call for which limits were held."""
+        stands = not self._is_over and self._ranks.cell_stands(self._run)
+        if stands:
+            self._hold()
         if not self.is_open:
             return 0.0
         now = time.monotonic()
@@ -122,12 +131,13 @@ class Prompts:
         elif self._line is None and self._stopped and self._is_complete(now):
             self._ask()
         held_s, self._counted_s = now - self._counted_s, now
-        if (not self._stopped and not self._awaited) or self._has_gone_on(now):
+        if not stands and ((not self._stopped and not self._awaited) or self._has_gone_on(now)):
             self._release()
         return held_s
 
     def close(self) -> None:
         """End all prompts, because the cell ends."""
+        self._is_over = True
         self._stopped.clear()
         self._waiting.clear()
         if self.is_open:

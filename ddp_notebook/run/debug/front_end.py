@@ -1,0 +1,448 @@
+"""The debugger of the front end, such as JupyterLab, for the ranks: breakpoints in the margin of a cell stop them.
+
+The front end has one debugger, that of the kernel. This module adds the ranks' threads to it: it handles the requests
+that concern a rank, and sends the events of ranks. All other requests go to the kernel.
+
+Forms of messages:
+- JupyterLab and Notebook 7: `DebuggerService` and `DebuggerSession` in `@jupyterlab/debugger`. They show one stopped
+  thread: that of the last `stopped` event. Before `continue` they forget it, and send thread 1.
+- VS Code: `KernelDebugAdapterBase` of vscode-jupyter. It shows all threads, and asks for their names by `threads`.
+
+Source: https://jupyter-client.readthedocs.io/en/stable/messaging.html#debug-request
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.records.words import name_ranks
+from ddp_notebook.run.debug.adapter_ids import AdapterIds
+from ddp_notebook.run.debug.cell_sources import CellSources
+from ddp_notebook.run.debug.kernel_debugger import KernelDebugger
+from ddp_notebook.run.debug.rank_adapters import RankAdapters
+
+Reply = dict[str, Any]
+_log = logging.getLogger(__name__)
+_ATTACH_S = 1.2  # longest time that the front end waits for ranks; busy ones follow before their next cell
+_PREPARE_S = 10.0  # longest time that a cell waits for debugpy on its ranks
+_GATHER_S = 0.05  # time for other ranks to stop too
+_NEXT_S = 0.1  # from the reply to `continue` until the next stopped rank is shown
+_STEP_S = 1.0  # time of a step after which another stopped rank is shown
+_RESUMES = ("continue", "next", "stepIn", "stepOut")
+_IDS = {"threadId": "thread", "frameId": "frame", "variablesReference": "variables"}
+# Packages that run cells. Their frames are between those of a cell, for example those of `%%time`.
+_INTERNAL = tuple(
+    f"{os.sep}{name}{os.sep}"
+    for name in ("ddp_notebook", "IPython", "ipykernel", "ipyparallel", "asyncio", "tornado", "traitlets", "debugpy")
+)
+_INITIALIZE = {
+    "adapterID": "ddp_notebook",
+    "pathFormat": "path",
+    "linesStartAt1": True,
+    "columnsStartAt1": True,
+    "supportsVariableType": True,
+}
+_ATTACH = {
+    "justMyCode": True,
+    "redirectOutput": False,
+    "stopAllThreadsOnSuspend": False,  # a thread of a rank stops alone
+    "steppingResumesAllThreads": False,
+}
+
+
+class FrontEnd:
+    """The front end's debugger, for the ranks of a session. Its methods run in the kernel's control thread.
+
+    Args:
+        debugger: the debugger of the kernel.
+        cluster: the ranks.
+        sources: files of cells.
+        busy: returns the ranks that run a cell.
+        on_change: called when a rank has stopped or runs on.
+    """
+
+    def __init__(
+        self,
+        debugger: KernelDebugger,
+        cluster: Cluster,
+        sources: CellSources,
+        busy: Callable[[], Sequence[int]],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._debugger = debugger
+        self._cluster = cluster
+        self._sources = sources
+        self._busy = busy
+        self._on_change = on_change
+        self._ids = AdapterIds()
+        self.adapters = RankAdapters(cluster, debugger.loop, self._on_event)
+        self._attached: dict[int, object] = {}  # process of each rank that debugpy follows
+        self._attaching: dict[int, asyncio.Task[None]] = {}
+        self._main_threads: dict[int, int] = {}  # number of the main thread in debugpy of each rank
+        self._exceptions: Reply | None = None  # last request about exceptions
+        self._stopped: dict[int, Reply] = {}  # stopped threads, and the bodies of their events
+        self._unshown: list[int] = []  # of these, those whose events were not sent to the front end
+        self._resumed: set[int] = set()  # threads that run on by a request of the front end
+        self._selected = 0  # the thread that the front end shows; 0: none
+        self._errors: dict[int, str] = {}  # why debugpy does not follow a rank
+        debugger.intercept(self._handle)
+
+    def remove(self) -> None:
+        """Let the kernel handle all requests itself again. Callable from any thread."""
+        self._debugger.remove()
+
+    # ---- other threads
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether the front end's debugger is on."""
+        return self._debugger.is_on
+
+    def stopped_ranks(self) -> set[int]:
+        """Return the ranks that have stopped."""
+        return {found[0] for thread in list(self._stopped) if (found := self._ids.find(thread)) is not None}
+
+    def prepare(self, ranks: Iterable[int]) -> None:
+        """Let debugpy follow these ranks, before a cell is sent to them."""
+        if not self.is_on or all(self._follows(rank) for rank in ranks):
+            return
+        future = asyncio.run_coroutine_threadsafe(self._attach(ranks, _PREPARE_S), self._debugger.loop)
+        try:
+            future.result(_PREPARE_S + 1)
+        except (FutureTimeoutError, RuntimeError):
+            _log.warning("debugpy did not start on all ranks in time")
+
+    def errors(self) -> list[str]:
+        """Return a line for the ranks that debugpy does not follow, once."""
+        errors, self._errors = self._errors, {}
+        by_error: dict[str, list[int]] = {}
+        for rank, error in errors.items():
+            by_error.setdefault(error, []).append(rank)
+        return [f"the front end's debugger does not stop {name_ranks(on)}: {error}" for error, on in by_error.items()]
+
+    # ---- attaching
+
+    def _follows(self, rank: int) -> bool:
+        return self._attached.get(rank) is self._cluster.process(rank)
+
+    async def _attach(self, ranks: Iterable[int], wait_s: float) -> None:
+        """Let debugpy follow ranks, and wait for those that run no cell."""
+        for rank in ranks:
+            if rank in self._cluster.alive and not self._follows(rank) and rank not in self._attaching:
+                self._attaching[rank] = asyncio.ensure_future(self._attach_rank(rank))
+        if tasks := [self._attaching[rank] for rank in ranks if rank in self._attaching]:
+            await asyncio.wait(tasks, timeout=wait_s)
+
+    async def _attach_rank(self, rank: int) -> None:
+        process = self._cluster.process(rank)
+        try:
+            if error := await self.adapters.start(rank):
+                self._errors[rank] = error
+            elif self.is_on:
+                self._forget(rank)
+                ask = self.adapters.ask
+                requests = [ask(rank, "initialize", _INITIALIZE), ask(rank, "attach", _ATTACH)]
+                requests += [self._set_on(rank, path, lines) for path, lines in self._debugger.breakpoints.items()]
+                if self._exceptions is not None:
+                    requests.append(ask(rank, "setExceptionBreakpoints", self._exceptions))
+                requests += [ask(rank, "configurationDone"), ask(rank, "threads")]
+                *_, threads = await asyncio.gather(*requests)
+                for one in threads["body"].get("threads", ()):
+                    if one["name"] == "MainThread":
+                        self._main_threads[rank] = one["id"]
+            self._attached[rank] = process
+        finally:
+            self._attaching.pop(rank, None)
+
+    def _detach(self) -> None:
+        for rank in self._attached:
+            self.adapters.stop(rank)
+        self._attached.clear()
+        self._stopped.clear()
+        self._selected = 0
+        self._exceptions = None
+        self._on_change()
+
+    def _forget(self, rank: int) -> None:
+        """Forget a former process of a rank."""
+        for thread in self._threads_of(rank):
+            self._stopped.pop(thread, None)
+        self._ids.forget(rank, threads=True)
+
+    def _threads_of(self, rank: int) -> list[int]:
+        return [thread for thread in self._stopped if (found := self._ids.find(thread)) and found[0] == rank]
+
+    # ---- requests of the front end
+
+    async def _handle(self, request: Reply) -> Reply:
+        try:
+            return await self._reply(request)
+        except Exception as error:  # the front end waits for a response
+            _log.exception("a request of the front end's debugger failed")
+            return _response(request, success=False, message=f"ddp_notebook: {error}", body={})
+
+    async def _reply(self, request: Reply) -> Reply:
+        command, arguments = request["command"], request.get("arguments") or {}
+        handle: Any = {
+            "attach": self._on_attach,
+            "disconnect": self._on_disconnect,
+            "debugInfo": self._on_info,
+            "threads": self._on_threads,
+            "pause": self._on_pause,
+            "setBreakpoints": self._on_breakpoints,
+            "setExceptionBreakpoints": self._on_exceptions,
+        }.get(command)
+        if handle is not None:
+            reply: Reply = await handle(request, arguments)
+            return reply
+        frame = arguments.get("srcFrameId" if command == "copyToGlobals" else "frameId")
+        if command == "richInspectVariables" and (at := self._ids.find(frame)) is not None:
+            return await self._describe(request, arguments, *at)
+        if command == "copyToGlobals" and (at := self._ids.find(frame)) is not None:
+            return await self._copy_to_globals(request, arguments, *at)
+        if (on_rank := self._on_rank(command, arguments)) is not None:
+            return await self._ask_rank(request, *on_rank)
+        return await self._debugger.ask(request)
+
+    def _on_rank(self, command: str, arguments: Reply) -> tuple[int, Reply] | None:
+        """Return the rank that a request concerns, and the arguments there. None: it concerns the kernel."""
+        if command in _RESUMES and self._stopped and arguments.get("threadId") is not None:
+            is_of_kernel = arguments["threadId"] in self._debugger.stopped_threads
+            if self._ids.find(arguments["threadId"]) is None and not is_of_kernel:
+                arguments = {**arguments, "threadId": self._selected}
+        for name in _IDS:
+            if (found := self._ids.find(arguments.get(name))) is not None:
+                rank, number = found
+                return rank, {**arguments, name: number}
+        return None
+
+    async def _ask_rank(self, request: Reply, rank: int, arguments: Reply) -> Reply:
+        command = request["command"]
+        if command in _RESUMES:
+            return await self._resume(request, rank, arguments)
+        if command == "stackTrace":
+            first, most = arguments.pop("startFrame", 0) or 0, arguments.pop("levels", 0)
+            reply = await self.adapters.ask(rank, command, arguments)
+            frames = self._frames(rank, (reply.get("body") or {}).get("stackFrames", []))
+            body: Reply = {"stackFrames": frames[first : first + most if most else None], "totalFrames": len(frames)}
+        else:
+            reply = await self.adapters.ask(rank, command, arguments)
+            body = self._with_ids(rank, reply.get("body") or {})
+        return {**reply, "seq": request["seq"], "request_seq": request["seq"], "body": body}
+
+    def _with_ids(self, rank: int, body: Reply) -> Reply:
+        """Return a response with the numbers of the front end."""
+        body = {**body}
+        for name in ("scopes", "variables"):
+            if name in body:
+                body[name] = [
+                    self._with_ids(rank, one) for one in body[name] if self._debugger.accepts(str(one.get("name")))
+                ]
+        if body.get("variablesReference"):
+            body["variablesReference"] = self._ids.add("variables", rank, body["variablesReference"])
+        return body
+
+    def _frames(self, rank: int, frames: Sequence[Reply]) -> list[Reply]:
+        """Return the frames of the user's code, from the innermost one to the cell."""
+        paths = [(frame.get("source") or {}).get("path", "") for frame in frames]
+        of_cells = [at for at, path in enumerate(paths) if self._sources.has(path)]
+        shown = []
+        for at, frame in enumerate(frames[: of_cells[-1] + 1] if of_cells else frames):
+            if any(name in paths[at] for name in _INTERNAL):
+                continue
+            path, line = self._sources.outer(paths[at], frame["line"])
+            source = frame.get("source") or {}
+            if path != paths[at]:
+                source = {**source, "path": path, "sourceReference": 0}
+            ours = self._ids.add("frame", rank, frame["id"])
+            shown.append({**frame, "id": ours, "name": f"[{rank}] {frame['name']}", "line": line, "source": source})
+        return shown
+
+    async def _describe(self, request: Reply, arguments: Reply, rank: int, frame: int) -> Reply:
+        """Return a variable as a display, see `Debugger.richInspectVariables` of ipykernel."""
+        name = str(arguments.get("variableName"))
+        if not name.isidentifier():
+            return _response(request, body={"data": {}, "metadata": {}})
+        code = f"get_ipython().display_formatter.format({name})"
+        asked = {"expression": code, "frameId": frame, "context": "clipboard"}
+        reply = await self.adapters.ask(rank, "evaluate", asked)
+        if not reply["success"]:
+            return _response(request, success=False, message=reply.get("message", ""), body={})
+        data, metadata = ast.literal_eval(reply["body"]["result"])
+        return _response(request, body={"data": data, "metadata": metadata})
+
+    async def _copy_to_globals(self, request: Reply, arguments: Reply, rank: int, frame: int) -> Reply:
+        names = [str(arguments.get(key)) for key in ("srcVariableName", "dstVariableName")]
+        if not all(name.isidentifier() for name in names):
+            return _response(request, success=False, message="names must be identifiers", body={})
+        asked = {"expression": f"globals()[{names[1]!r}]", "value": names[0], "frameId": frame}
+        return {**await self.adapters.ask(rank, "setExpression", asked), "request_seq": request["seq"]}
+
+    # ---- the debugger as a whole
+
+    async def _on_attach(self, request: Reply, _: Reply) -> Reply:
+        reply = await self._debugger.ask(request)
+        self._debugger.skip_this_package()
+        if self.is_on:
+            await self._attach(self._cluster.alive, _ATTACH_S)
+        return reply
+
+    async def _on_disconnect(self, request: Reply, _: Reply) -> Reply:
+        self._detach()
+        return await self._debugger.ask(request)
+
+    async def _on_info(self, request: Reply, _: Reply) -> Reply:
+        reply = await self._debugger.ask(request)
+        threads = sorted(self._stopped, key=lambda thread: thread != self._selected)
+        reply["body"]["stoppedThreads"] = [*threads, *reply["body"]["stoppedThreads"]]
+        return reply
+
+    async def _on_threads(self, request: Reply, _: Reply) -> Reply:
+        reply = await self._debugger.ask(request)
+        if not reply.get("success"):
+            return reply
+        for rank in [rank for rank in self._attached if self._follows(rank)]:
+            found = await self.adapters.ask(rank, "threads")
+            for one in (found.get("body") or {}).get("threads", ()):
+                thread = self._ids.add("thread", rank, one["id"])
+                if one["name"] == "MainThread":
+                    reply["body"]["threads"].append({"id": thread, "name": f"rank {rank}"})
+                elif thread in self._stopped:
+                    reply["body"]["threads"].append({"id": thread, "name": f"rank {rank}, {one['name']}"})
+        return reply
+
+    async def _on_pause(self, request: Reply, arguments: Reply) -> Reply:
+        """Stop the ranks at their next line. The notebook's own thread waits for them, and must not stop."""
+        found = self._ids.find(arguments.get("threadId"))
+        ranks = self._busy() if found is None else [found[0]]
+        running = [rank for rank in ranks if self._follows(rank) and rank not in self.stopped_ranks()]
+        running = [rank for rank in running if rank in self._main_threads]
+        if not running:
+            return _response(request, success=False, message="no rank runs a cell that debugpy follows", body={})
+        asked = [self.adapters.ask(rank, "pause", {"threadId": self._main_threads[rank]}) for rank in running]
+        await asyncio.gather(*asked)
+        return _response(request, body={})
+
+    async def _on_exceptions(self, request: Reply, arguments: Reply) -> Reply:
+        self._exceptions = arguments
+        reply = await self._debugger.ask(request)
+        for rank in self._attached:
+            await self.adapters.ask(rank, request["command"], arguments)
+        return reply
+
+    # ---- breakpoints
+
+    async def _on_breakpoints(self, request: Reply, arguments: Reply) -> Reply:
+        path = arguments["source"].get("path", "")
+        asked: list[Reply] = arguments.get("breakpoints") or []
+        cell = self._sources.cell(path)
+        if cell is None or not cell.is_of_ranks:
+            reply = await self._debugger.ask(request)
+            lines = [one.get("line") for one in (reply.get("body") or {}).get("breakpoints", ())]
+            if len(lines) == len(asked):  # ipykernel keeps the lines only, and drops conditions
+                asked = [{**one, "line": line or one["line"]} for one, line in zip(asked, lines, strict=True)]
+        else:
+            placed = [(one, cell.line_on_ranks(one["line"])) for one in asked]
+            asked = [{**one, "line": line + cell.above if line else one["line"]} for one, line in placed]
+            found = [
+                {"verified": bool(line), "line": one["line"], "source": {"path": path}}
+                for one, (_, line) in zip(asked, placed, strict=True)
+            ]
+            reply = _response(request, body={"breakpoints": found})
+        self._debugger.breakpoints[path] = asked
+        ranks = [rank for rank in self._attached if self._follows(rank)]
+        await asyncio.gather(*(self._set_on(rank, path, asked) for rank in ranks))
+        return reply
+
+    async def _set_on(self, rank: int, path: str, breakpoints: Sequence[Reply]) -> Reply:
+        """Set the breakpoints of one file on a rank."""
+        cell, file = self._sources.cell(path), path
+        if cell is not None:
+            file = cell.file
+            placed = [(one, cell.line_on_ranks(one["line"])) for one in breakpoints]
+            breakpoints = [{**one, "line": line} for one, line in placed if line]
+        arguments = {"source": {"path": file}, "breakpoints": list(breakpoints), "sourceModified": False}
+        return await self.adapters.ask(rank, "setBreakpoints", arguments, "" if cell is None else file)
+
+    # ---- stopped and running threads
+
+    async def _resume(self, request: Reply, rank: int, arguments: Reply) -> Reply:
+        """Let a stopped rank run on, and let the front end show the next one after `continue`."""
+        command = request["command"]
+        thread = self._ids.add("thread", rank, arguments["threadId"])
+        resumed = self._threads_of(rank) if command == "continue" else [thread]
+        self._resumed.update(resumed)
+        for thread in resumed:
+            self._stopped.pop(thread, None)
+        self._ids.forget(rank)
+        reply = await self.adapters.ask(rank, command, arguments)
+        self._on_change()
+        if command == "continue":
+            self._selected = 0
+            self._debugger.loop.call_later(_NEXT_S, self._show_stops)
+        else:
+            self._debugger.loop.call_later(_STEP_S, self._leave, thread)
+        return {**reply, "seq": request["seq"], "request_seq": request["seq"]}
+
+    def _leave(self, thread: int) -> None:
+        """Show another thread if this one has not stopped after a step. The cell may have ended."""
+        if self._selected == thread and thread not in self._stopped:
+            self._selected = 0
+            self._show_stops()
+
+    def _on_event(self, rank: int, event: Reply) -> None:
+        body = event.get("body") or {}
+        if event["event"] == "stopped":
+            thread = self._ids.add("thread", rank, body["threadId"])
+            self._stopped[thread] = {**body, "threadId": thread, "allThreadsStopped": False}
+            self._unshown.append(thread)
+            self._on_change()
+            self._debugger.loop.call_later(_GATHER_S, self._show_stops)
+        elif event["event"] == "continued":
+            thread = self._ids.add("thread", rank, body["threadId"])
+            if thread in self._resumed:  # the protocol needs no event after a request of the front end
+                self._resumed.discard(thread)
+                return
+            self._on_running(thread)
+
+    def _on_running(self, thread: int) -> None:
+        """Handle a thread that runs on because its cell was stopped, or has ended."""
+        self._stopped.pop(thread, None)
+        if (found := self._ids.find(thread)) is not None:
+            self._ids.forget(found[0])
+        self._on_change()
+        self._send("continued", {"threadId": thread, "allThreadsContinued": False})
+        if self._selected == thread:
+            self._selected = 0
+            self._debugger.loop.call_later(_NEXT_S, self._show_stops)
+
+    def _show_stops(self) -> None:
+        """Send the events of stopped threads, and last that of the thread which the front end shows."""
+        alive = set(self._cluster.alive)
+        for thread in list(self._stopped):
+            if (found := self._ids.find(thread)) is None or found[0] not in alive:
+                self._on_running(thread)
+        new = [thread for thread in self._unshown if thread in self._stopped]
+        self._unshown.clear()
+        if is_new_selection := bool(self._stopped and not self._selected):
+            self._selected = min(self._stopped, key=lambda thread: self._ids.find(thread) or (0, 0))
+        for thread in new:
+            if thread != self._selected:
+                self._send("stopped", {**self._stopped[thread], "preserveFocusHint": True})
+        if (new or is_new_selection) and self._selected in self._stopped:
+            self._send("stopped", self._stopped[self._selected])
+
+    def _send(self, name: str, body: Reply) -> None:
+        self._debugger.send_event({"type": "event", "seq": 0, "event": name, "body": body})
+
+
+def _response(request: Reply, *, success: bool = True, **more: Any) -> Reply:
+    answered = {"seq": request["seq"], "request_seq": request["seq"], "command": request["command"]}
+    return {"type": "response", **answered, "success": success, **more}
