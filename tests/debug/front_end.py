@@ -23,17 +23,22 @@ class FrontEndDebugger:
         self.output: list[dict[str, Any]] = []  # other messages on iopub
         self._seq = 0
 
-    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Send a request, and return its response."""
+    def send(self, command: str, **arguments: Any) -> str:
+        """Send a request. Return the id of its message."""
         self._seq += 1
         client = self.kernel.client
         content = {"type": "request", "seq": self._seq, "command": command, "arguments": arguments}
         message = client.session.msg("debug_request", content)
-        began = time.perf_counter()
         client.control_channel.send(message)
+        return str(message["header"]["msg_id"])
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Send a request, and return its response."""
+        began = time.perf_counter()
+        message = self.send(command, **arguments)
         while True:
-            reply = client.control_channel.get_msg(timeout=60)
-            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+            reply = self.kernel.client.control_channel.get_msg(timeout=60)
+            if reply["parent_header"].get("msg_id") == message:
                 self.took_ms.setdefault(command, []).append((time.perf_counter() - began) * 1e3)
                 found: dict[str, Any] = reply["content"]
                 return found
@@ -119,11 +124,15 @@ class FrontEndDebugger:
         frames = self.ask("stackTrace", threadId=thread)["body"]["stackFrames"]
         return [(one["name"], one["line"]) for one in frames]
 
+    def locals_of(self, thread: int) -> int:
+        """Return the number of the local variables of the innermost frame of a stopped thread."""
+        frame = self.ask("stackTrace", threadId=thread)["body"]["stackFrames"][0]
+        scopes = self.ask("scopes", frameId=frame["id"])["body"]["scopes"]
+        return int(scopes[0]["variablesReference"])
+
     def variables(self, thread: int) -> dict[str, str]:
         """Return the local variables of the innermost frame of a stopped thread."""
-        frame = self.ask("stackTrace", threadId=thread)["body"]["stackFrames"][0]
-        scope = self.ask("scopes", frameId=frame["id"])["body"]["scopes"][0]
-        found = self.ask("variables", variablesReference=scope["variablesReference"])["body"]["variables"]
+        found = self.ask("variables", variablesReference=self.locals_of(thread))["body"]["variables"]
         return {one["name"]: one["value"] for one in found}
 
     def evaluate(self, thread: int, expression: str) -> str:

@@ -70,12 +70,14 @@ class Adapter:
             self.request(json.dumps({"type": "request", "seq": 0, "command": "disconnect", "arguments": {}}).encode())
 
     def _connect(self) -> None:
+        hook = sys.breakpointhook  # debugpy replaces it
         before = {name: os.environ.get(name) for name in _SETTINGS}
         os.environ.update(_SETTINGS)
         try:
             import debugpy.server  # noqa: F401  # makes its copy of pydevd importable, and selects the protocol
             import pydevd
         finally:
+            sys.breakpointhook = hook
             for name, value in before.items():
                 if value is None:
                     del os.environ[name]

@@ -378,6 +378,7 @@ class FrontEnd:
         command = request["command"]
         thread = self._ids.add("thread", rank, arguments["threadId"])
         resumed = self._threads_of(rank) if command == "continue" else [thread]
+        self._selected = thread
         self._resumed.update(resumed)
         for thread in resumed:
             self._stopped.pop(thread, None)
