@@ -599,6 +599,40 @@ def test_a_kernel_reads_requests_in_a_thread():
         assert "self.shell_stream.on_recv(self.shell_channel_thread_main, copy=False)" in source
 
 
+def test_a_kernel_has_a_debugger_for_its_own_process():
+    """`tests/debug/test_front_end.py` checks that it stops ranks."""
+    from ipykernel import compiler
+    from ipykernel.debugger import Debugger
+
+    assert list(inspect.signature(IPythonKernel.do_debug_request).parameters) == ["self", "msg"]
+    assert "self.do_debug_request(content)" in inspect.getsource(Kernel.debug_request)
+    assert list(inspect.signature(Debugger.accept_variable).parameters) == ["self", "variable_name"]
+    source = inspect.getsource(Debugger.__init__)
+    for name in ("is_started", "breakpoint_list", "stopped_threads", "event_callback"):
+        assert f"self.{name} = " in source
+    assert compiler.get_file_name("x\n").startswith(compiler.get_tmp_directory())
+
+
+def test_pydevd_accepts_a_connection_that_is_given_to_it():
+    """In another process, because pydevd changes the process in which it is imported."""
+    code = """
+import inspect, debugpy.server, pydevd, pydevd_file_utils
+from _pydevd_bundle import pydevd_api, pydevd_constants, pydevd_comm_constants, pydevd_thread_lifecycle
+from _pydevd_bundle.pydevd_additional_thread_info import set_additional_thread_info
+assert "start_client(host, port)" in inspect.getsource(pydevd.PyDB.connect)
+waits = ["self", "thread", "frame", "event", "arg"]
+assert list(inspect.signature(pydevd.PyDB.do_wait_suspend).parameters)[:5] == waits
+assert "pydevd_file_utils.exists(" in inspect.getsource(pydevd_api.PyDevdAPI.add_breakpoint)
+wait = inspect.getsource(pydevd.PyDB._do_wait_suspend)
+assert "info.pydev_state != STATE_SUSPEND" in wait and "internal_cmd.do_it(self)" in wait
+pydevd.get_global_debugger, pydevd.PyDB.set_suspend, pydevd.PyDB.enable_tracing, pydevd.PyDB.disable_tracing
+pydevd.PyDB.trace_dispatch, pydevd_constants.STATE_RUN, pydevd_comm_constants.CMD_SET_BREAK
+pydevd_thread_lifecycle.internal_run_thread, pydevd_api.PyDevdAPI.set_dont_trace_start_end_patterns
+"""
+    environment = {**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
 def test_a_comm_says_where_what_the_browser_says_goes():
     from ddp_notebook.widgets import monitor
 

@@ -74,7 +74,7 @@ class Adapter:
         before = {name: os.environ.get(name) for name in _SETTINGS}
         os.environ.update(_SETTINGS)
         try:
-            import debugpy.server  # noqa: F401  # makes its copy of pydevd importable, and selects the protocol
+            import debugpy.server  # makes its copy of pydevd importable, and selects the protocol
             import pydevd
         finally:
             sys.breakpointhook = hook
@@ -85,6 +85,7 @@ class Adapter:
                     os.environ[name] = value
         import pydevd_file_utils
         from _pydevd_bundle.pydevd_additional_thread_info import set_additional_thread_info
+        from _pydevd_bundle.pydevd_comm_constants import CMD_SET_BREAK
         from _pydevd_bundle.pydevd_constants import STATE_RUN
         from _pydevd_bundle.pydevd_thread_lifecycle import internal_run_thread
 
@@ -112,7 +113,8 @@ class Adapter:
 
         debugger.do_wait_suspend = trace_dispatch
         pydevd_file_utils.exists = lambda path: path in self._cell_files or exists(path)
-        self._info_of, self._let_run, self._runs = set_additional_thread_info, internal_run_thread, STATE_RUN
+        self._info_of, self._let_run = set_additional_thread_info, internal_run_thread
+        self._runs, self._breaks = STATE_RUN, CMD_SET_BREAK
         self._info_of_main = set_additional_thread_info(sys.modules["threading"].main_thread())
         self._socket, self._pydevd, self._debugger = ours, pydevd, debugger
         thread = threading.Thread(target=self._read, name="ddp-adapter", daemon=True)
@@ -160,18 +162,16 @@ class Adapter:
         self._traces = False
         self._debugger.disable_tracing()
         if not hasattr(sys, "monitoring"):
-            sys.modules["threading"].settrace(None)  # type: ignore[arg-type]
+            sys.modules["threading"].settrace(None)
         self._run_on(sys.modules["threading"].main_thread())  # a step does not go on in the next cell
         self.quit_threads(raises=False)
 
     def stop_at(self, frame: FrameType) -> None:
         """Stop in a frame that has called `breakpoint()`."""
-        from _pydevd_bundle.pydevd_comm_constants import CMD_SET_BREAK
-
         thread = sys.modules["threading"].current_thread()
         self._info_of(thread)
         self._debugger.enable_tracing()  # after an interrupt in this cell, or in a thread of an earlier cell
-        self._debugger.set_suspend(thread, CMD_SET_BREAK)
+        self._debugger.set_suspend(thread, self._breaks)
         self._debugger.do_wait_suspend(thread, frame, "line", None)
 
     # ---- the end of a cell that is stopped
@@ -242,7 +242,7 @@ def split_message(received: bytes) -> tuple[bytes, bytes] | None:
 def _evaluates(frame: FrameType | None) -> bool:
     """Return whether a stopped thread evaluates an expression of the front end."""
     while frame is not None and frame.f_code is not Adapter._wait.__code__:
-        if frame.f_code.co_name == "do_it":  # of pydevd's class `InternalThreadCommand`
+        if frame.f_code.co_name == "do_it":  # a method of pydevd's `InternalThreadCommand`
             return True
         frame = frame.f_back
     return False

@@ -76,7 +76,7 @@ class Release:
         self._frees: int | None = None  # the cell that a thread is releasing
         self._wakes = threading.Event()  # wakes that thread when the cell has ended
         self._main = threading.main_thread().ident or 0
-        # Called with the interrupted frame: a debugger in which the main thread has stopped raises the interrupt itself.
+        # Returns whether a debugger raises the interrupt itself: the main thread has stopped in it, in this frame.
         self.is_taken: Callable[[FrameType | None], bool] = lambda _: False
 
     def start(self) -> None:

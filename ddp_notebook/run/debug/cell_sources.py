@@ -53,7 +53,7 @@ class CellSources:
     def __init__(self, folder: str, file_of: Callable[[str], str]) -> None:
         self._folder = Path(folder)
         self._file_of = file_of
-        self._cells: dict[str, CellSource] = {}  # by file of the front end
+        self._cells: dict[str, CellSource] = {}  # cells by their file of the front end
         self._outer: dict[str, str] = {}  # file of the front end, by file on ranks
 
     def has(self, path: str) -> bool:
@@ -71,8 +71,8 @@ class CellSources:
         if not self.has(file):
             return file, line
         if file not in self._outer:
-            for path in self._folder.glob("*.py"):
-                self.cell(str(path))
+            for one in self._folder.glob("*.py"):
+                self.cell(str(one))
         path = self._outer.get(file, file)
         return path, line + (self._cells[path].above if path in self._cells else 0)
 

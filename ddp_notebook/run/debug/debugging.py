@@ -26,7 +26,7 @@ class Debugging(SessionFeature):
     def __init__(self, parts: SessionParts) -> None:
         super().__init__(parts)
         self._prompts: dict[int, Prompts] = {}  # prompts by number of the cell
-        self._front_end: FrontEnd | None = None  # None: there is no debugger of a front end
+        self._front_end: FrontEnd | None = None  # None: the kernel has no debugger
 
     @property
     def world_size(self) -> int:

@@ -88,7 +88,7 @@ class FrontEnd:
         self._main_threads: dict[int, int] = {}  # number of the main thread in debugpy of each rank
         self._exceptions: Reply | None = None  # last request about exceptions
         self._stopped: dict[int, Reply] = {}  # stopped threads, and the bodies of their events
-        self._unshown: list[int] = []  # of these, those whose events were not sent to the front end
+        self._unshown: list[int] = []  # stopped threads whose events were not sent yet
         self._resumed: set[int] = set()  # threads that run on by a request of the front end
         self._selected = 0  # the thread that the front end shows; 0: none
         self._errors: dict[int, str] = {}  # why debugpy does not follow a rank

@@ -48,7 +48,7 @@ class KernelDebugger:
         self.file_of: Callable[[str], str] = get_file_name  # the file of a cell's code
         self.loop: asyncio.AbstractEventLoop = kernel.control_thread.io_loop.asyncio_loop
         self.send_event: Callable[[Reply], None] = self._debugger.event_callback
-        self.accepts: Callable[[str], bool] = self._debugger.accept_variable  # whether to show a variable
+        self.accepts: Callable[[str], bool] = self._debugger.accept_variable  # returns whether to show a variable
 
     def intercept(self, handle: Handle) -> None:
         """Handle the requests of the front end from now on. They arrive in `loop`."""

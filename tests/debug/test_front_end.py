@@ -1,0 +1,223 @@
+"""The debugger of a front end stops two ranks, by messages like those of JupyterLab."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.debug.front_end import FrontEndDebugger
+
+ALL = "%%on_all_ranks\n"
+SUM = f"{ALL}total = torch.ones(1)\ndist.all_reduce(total)\ntotal.item()"
+
+
+@pytest.fixture(scope="module")
+def debugger(kernel):
+    assert kernel.run("%ddp_start 2 --grace 1 --hang-after 1").status == "ok"
+    debugger = FrontEndDebugger(kernel)
+    debugger.start()
+    yield debugger
+    debugger.stop()
+    kernel.run("%ddp_stop")
+
+
+def run_to_end(debugger: FrontEndDebugger, cell: str, threads: list[int]):
+    for thread in threads:
+        assert debugger.ask("continue", threadId=thread)["success"]
+    return debugger.finish(cell)
+
+
+def stopped(debugger: FrontEndDebugger, count: int = 2) -> list[int]:
+    """Return the threads of ranks that stop, in the order of the ranks."""
+    threads = [one["threadId"] for one in debugger.wait_for("stopped", count)]
+    debugger.read(0.3)  # the event of the thread that the front end shows comes last, perhaps again
+    debugger.events.clear()
+    named = {one["id"]: one["name"] for one in debugger.ask("threads")["body"]["threads"]}
+    return sorted(threads, key=lambda thread: named[thread])
+
+
+STEPS = f"""{ALL}def f(a):
+    b = a * 10 + rank
+    return b
+x = torch.arange(2.) + rank
+y = f(3)
+dist.all_reduce(x)
+print(x, y)"""
+
+
+def test_ranks_stop_and_are_stepped_apart(debugger):
+    assert debugger.set_breakpoints(STEPS, 3)[0]["line"] == 3
+    cell = debugger.kernel.start(STEPS)
+    first, second = stopped(debugger)
+    assert debugger.frames(first) == [("[0] f", 3), ("[0] <module>", 6)]
+    assert debugger.frames(second) == [("[1] f", 3), ("[1] <module>", 6)]
+    assert debugger.variables(second) == {"a": "3"}
+    assert debugger.evaluate(second, "x.sum().item() + a") == "6.0"
+    for _ in range(2):
+        debugger.ask("next", threadId=second)
+        assert stopped(debugger, 1) == [second]
+    assert debugger.frames(second) == [("[1] <module>", 7)]
+    assert debugger.frames(first) == [("[0] f", 3), ("[0] <module>", 6)]
+    assert debugger.ask("debugInfo")["body"]["stoppedThreads"] == [second, first]
+    reply = run_to_end(debugger, cell, [first, second])
+    assert reply.stdout == "[0-1] tensor([1., 3.]) 30 | 31\n" and reply.stderr == ""
+
+
+def test_continue_selects_the_next_stopped_rank(debugger):
+    code = f"{ALL}z = rank\nz + 1"
+    debugger.set_breakpoints(code, 3)
+    cell = debugger.kernel.start(code)
+    second = stopped(debugger)[1]
+    debugger.ask("continue", threadId=1)  # JupyterLab has forgotten the thread
+    assert debugger.wait_for("stopped")[0]["threadId"] == second
+    assert debugger.ask("debugInfo")["body"]["stoppedThreads"] == [second]
+    assert not [one for one in debugger.events if one["event"] == "continued"]
+    assert run_to_end(debugger, cell, [1]).stdout == "[0] 1\n[1] 2\n"
+
+
+def test_a_stop_runs_no_further_line_and_the_next_breakpoint_is_hit(debugger, tmp_path):
+    code = f"{ALL}before = rank\nopen({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
+    debugger.set_breakpoints(code, 3)
+    for _ in range(2):
+        cell = debugger.kernel.start(code)
+        stopped(debugger)
+        began = time.monotonic()
+        debugger.kernel.interrupt()
+        reply = debugger.finish(cell)
+        assert time.monotonic() - began < 1
+        assert reply.ename == "KeyboardInterrupt" and "interrupted at cell line 2" in reply.traceback
+        assert not list(tmp_path.iterdir())
+        assert len(debugger.wait_for("continued", 2)) == 2
+    assert debugger.ask("debugInfo")["body"]["stoppedThreads"] == []
+    debugger.set_breakpoints(code)
+    assert debugger.finish(debugger.kernel.start(SUM)).stdout == "[0-1] 2.0\n"
+
+
+def test_a_stop_ends_an_expression_that_is_evaluated(debugger):
+    code = f"{ALL}import time\nw = 0\nw = 1"
+    debugger.set_breakpoints(code, 4)
+    cell = debugger.kernel.start(code)
+    first, _ = stopped(debugger)
+    frame = debugger.ask("stackTrace", threadId=first)["body"]["stackFrames"][0]["id"]
+    arguments = {"expression": "time.sleep(30)", "frameId": frame, "context": "repl"}
+    debugger.send("evaluate", **arguments)
+    debugger.read(0.5)
+    debugger.kernel.interrupt()
+    assert debugger.finish(cell, 5).ename == "KeyboardInterrupt"
+    debugger.set_breakpoints(code)
+    assert debugger.finish(debugger.kernel.start(f"{ALL}w")).stdout == "[0-1] 0\n"
+
+
+@pytest.mark.long
+def test_time_limits_are_held(debugger):
+    code = f"{ALL}import datetime\ng = dist.new_group(timeout=datetime.timedelta(seconds=2))"
+    assert debugger.finish(debugger.kernel.start(code)).status == "ok"
+    code = "%%on_all_ranks --timeout 3\nif rank == 0:\n    here = 1\nt = torch.ones(1)\ndist.all_reduce(t, group=g)\nt"
+    debugger.set_breakpoints(code, 3)
+    cell = debugger.kernel.start(code)
+    (thread,) = stopped(debugger, 1)
+    debugger.read(4)
+    reply = run_to_end(debugger, cell, [thread])
+    assert reply.stdout == "[0-1] tensor([2.])\n" and reply.stderr == "" and not reply.displays
+    code = f"{ALL}if rank == 0: time.sleep(5)\ndist.all_reduce(t, group=g)"
+    assert "ime" in debugger.finish(debugger.kernel.start(code)).evalue, "the limit holds without a breakpoint"
+
+
+def test_conditions_files_and_functions_of_earlier_cells(debugger, tmp_path):
+    path = tmp_path / "of_user.py"
+    path.write_text("def h(a):\n    b = a + 1\n    return b\n")
+    define = f"{ALL}import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom of_user import h\n"
+    define += "def k(n):\n    m = n\n    return m"
+    assert debugger.finish(debugger.kernel.start(define)).status == "ok"
+    debugger.set_breakpoints(define, 6, condition="n > 1")
+    source = {"path": str(path)}
+    debugger.ask("setBreakpoints", source=source, breakpoints=[{"line": 3, "condition": "a == 7"}])
+    cell = debugger.kernel.start("%%on_ranks 1\nfor n in range(4):\n    k(n)\nprint(h(6), h(7))")
+    (thread,) = stopped(debugger, 1)
+    assert debugger.frames(thread)[0] == ("[1] k", 6) and debugger.variables(thread)["n"] == "2"
+    debugger.set_breakpoints(define)
+    debugger.ask("continue", threadId=thread)
+    assert stopped(debugger, 1) == [thread]
+    top = debugger.ask("stackTrace", threadId=thread)["body"]["stackFrames"][0]
+    assert (top["source"]["path"], top["line"]) == (str(path), 3)
+    debugger.ask("setBreakpoints", source=source, breakpoints=[])
+    assert run_to_end(debugger, cell, [thread]).stdout == "[1] 7 8\n"
+
+
+def test_breakpoint_stops_there(debugger):
+    code = f"{ALL}def f(a):\n    breakpoint()\n    return a\nf(rank)"
+    debugger.set_breakpoints(code)
+    cell = debugger.kernel.start(code)
+    first, second = stopped(debugger)
+    assert debugger.frames(first) == [("[0] f", 3), ("[0] <module>", 5)]
+    debugger.ask("next", threadId=first)
+    assert stopped(debugger, 1) == [first]
+    assert debugger.frames(first)[0] == ("[0] f", 4)
+    assert run_to_end(debugger, cell, [first, second]).stdout == "[0] 0\n[1] 1\n"
+
+
+def test_pause_stops_the_ranks_and_not_the_notebook(debugger):
+    assert not debugger.ask("pause", threadId=1)["success"]
+    cell = debugger.kernel.start(f"{ALL}go = True\nwhile go:\n    time.sleep(0.05)")
+    debugger.read(1)
+    assert debugger.ask("pause", threadId=1)["success"]
+    first, second = stopped(debugger)
+    assert debugger.frames(first)[0][0] == "[0] <module>"
+    for thread in (first, second):
+        assert debugger.evaluate(thread, "go") == "True"
+        debugger.ask("setVariable", variablesReference=debugger.locals_of(thread), name="go", value="False")
+    assert run_to_end(debugger, cell, [first, second]).status == "ok"
+
+
+def test_cells_under_auto(debugger):
+    assert debugger.finish(debugger.kernel.start("%ddp_auto on")).status == "ok"
+    code = "\nu = rank + 1\nu * 2"
+    debugger.set_breakpoints(code, 3)
+    cell = debugger.kernel.start(code)
+    threads = stopped(debugger)
+    assert debugger.frames(threads[1]) == [("[1] <module>", 3)]
+    assert debugger.variables(threads[1])["u"] == "2"
+    assert run_to_end(debugger, cell, threads).stdout == "[0] 2\n[1] 4\n"
+    debugger.finish(debugger.kernel.start("%ddp_auto off"))
+
+
+def test_a_plain_cell_is_debugged_in_the_notebook(debugger):
+    code = "import ddp_notebook\nsession = ddp_notebook.current()\nsession.run('1 + 1')\nv = 2\n"
+    debugger.set_breakpoints(code, 3)
+    cell = debugger.kernel.start(code)
+    thread = debugger.wait_for("stopped")[0]["threadId"]
+    debugger.ask("stepIn", threadId=thread)
+    thread = debugger.wait_for("stopped")[0]["threadId"]
+    frames = debugger.ask("stackTrace", threadId=thread)["body"]["stackFrames"]
+    assert "ddp_notebook/" not in frames[0]["source"]["path"]
+    debugger.ask("continue", threadId=thread)
+    assert debugger.finish(cell).status == "ok"
+
+
+def test_switched_off_it_stops_no_rank(debugger):
+    code = f"{ALL}z = rank\nz + 1"
+    debugger.set_breakpoints(code, 3)
+    cell = debugger.kernel.start(code)
+    stopped(debugger)
+    debugger.stop()
+    assert debugger.finish(cell).status == "ok"
+    assert debugger.finish(debugger.kernel.start(code)).status == "ok"
+    traced = f"{ALL}import sys, threading\nprint(sys.gettrace(), threading.gettrace())"
+    assert debugger.finish(debugger.kernel.start(traced)).stdout == "[0-1] None None\n"
+    debugger.start()
+
+
+@pytest.mark.long
+def test_new_sessions_and_new_ranks_stop_too(debugger):
+    def run(code):
+        return debugger.finish(debugger.kernel.start(code)).status
+
+    code = f"{ALL}z = rank\nz + 1"
+    assert run("%ddp_stop") == "ok"
+    debugger.set_breakpoints(code, 3)
+    assert run("%ddp_start 2") == "ok"
+    assert run("%%on_ranks 1\nimport os; os._exit(1)") == "error" and run("%ddp_heal") == "ok"
+    cell = debugger.kernel.start(code)
+    assert run_to_end(debugger, cell, stopped(debugger)).stdout == "[0] 1\n[1] 2\n"
+    assert run("%ddp_stop") == "ok"
