@@ -97,5 +97,3 @@ def test_margin_steps_stop_and_pause(tmp_path, app):
             assert not list(tmp_path.glob("ran_*"))
         lab.run_cell(NEXT)
         lab.wait_for_text(NEXT, "[0-1] tensor([2.])")
-
-

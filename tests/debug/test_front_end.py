@@ -94,6 +94,19 @@ def test_a_stop_runs_no_further_line_and_the_next_breakpoint_is_hit(debugger, tm
     assert debugger.finish(debugger.kernel.start(SUM)).stdout == "[0-1] 2.0\n"
 
 
+def test_a_stop_in_vscode_runs_no_further_line(debugger, tmp_path):
+    """VS Code switches the debugger off first, see `KernelDebugAdapterBase.kernelEventHook` of vscode-jupyter."""
+    code = f"{ALL}before = rank\nopen({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
+    debugger.set_breakpoints(code, 3)
+    cell = debugger.kernel.start(code)
+    stopped(debugger)
+    debugger.stop()
+    debugger.kernel.interrupt()
+    assert debugger.finish(cell).ename == "KeyboardInterrupt" and not list(tmp_path.iterdir())
+    debugger.start()
+    assert debugger.finish(debugger.kernel.start(SUM)).stdout == "[0-1] 2.0\n"
+
+
 def test_a_stop_ends_an_expression_that_is_evaluated(debugger):
     code = f"{ALL}import time\nw = 0\nw = 1"
     debugger.set_breakpoints(code, 4)
@@ -159,11 +172,14 @@ def test_breakpoint_stops_there(debugger):
 
 def test_pause_stops_the_ranks_and_not_the_notebook(debugger):
     assert not debugger.ask("pause", threadId=1)["success"]
-    cell = debugger.kernel.start(f"{ALL}go = True\nwhile go:\n    time.sleep(0.05)")
+    code = f"{ALL}go = True\nwhile go:\n    time.sleep(0.05)"
+    cell = debugger.kernel.start(code)
     debugger.read(1)
     assert debugger.ask("pause", threadId=1)["success"]
     first, second = stopped(debugger)
-    assert debugger.frames(first)[0][0] == "[0] <module>"
+    frame = debugger.ask("stackTrace", threadId=first)["body"]["stackFrames"][0]
+    dumped = debugger.ask("dumpCell", code=code)["body"]["sourcePath"]
+    assert frame["source"]["path"] == dumped, "the front end shows a cell without breakpoints, too"
     for thread in (first, second):
         assert debugger.evaluate(thread, "go") == "True"
         debugger.ask("setVariable", variablesReference=debugger.locals_of(thread), name="go", value="False")

@@ -1,13 +1,14 @@
 """Files of cells: that of the front end, with the magic, and that of the code which ranks run.
 
-A front end writes each cell to a file before it sets breakpoints, by the request `dumpCell`. The name of the file is a
-hash of its text. Ranks compile the code below `%%on_all_ranks`, with the name that a kernel gives to this text.
+A front end writes a cell to a file before it sets breakpoints in it, by the request `dumpCell`. The name of the file is
+a hash of the cell's text. Ranks compile the code below `%%on_all_ranks`, with the name that a kernel gives to this text.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType
 from typing import NamedTuple
@@ -48,11 +49,14 @@ class CellSources:
     Args:
         folder: folder in which the kernel writes cells.
         file_of: returns the file name that the kernel gives to a cell.
+        executed: returns the cells that the user has run.
     """
 
-    def __init__(self, folder: str, file_of: Callable[[str], str]) -> None:
+    def __init__(self, folder: str, file_of: Callable[[str], str], executed: Callable[[], Sequence[str]]) -> None:
         self._folder = Path(folder)
         self._file_of = file_of
+        self._executed = executed
+        self._known = 0  # number of executed cells that were added
         self._cells: dict[str, CellSource] = {}  # cells by their file of the front end
         self._outer: dict[str, str] = {}  # file of the front end, by file on ranks
 
@@ -63,7 +67,8 @@ class CellSources:
     def cell(self, path: str) -> CellSource | None:
         """Return the cell that the front end has written to a file; None for another file."""
         if path not in self._cells and self.has(path):
-            self._read(Path(path))
+            with suppress(OSError):
+                self._add(path, Path(path).read_text(encoding="utf-8"))
         return self._cells.get(path)
 
     def outer(self, file: str, line: int) -> tuple[str, int]:
@@ -71,23 +76,21 @@ class CellSources:
         if not self.has(file):
             return file, line
         if file not in self._outer:
-            for one in self._folder.glob("*.py"):
-                self.cell(str(one))
+            executed = self._executed()
+            for code in executed[self._known :]:
+                self._add(self._file_of(code), code)
+            self._known = len(executed)
         path = self._outer.get(file, file)
         return path, line + (self._cells[path].above if path in self._cells else 0)
 
-    def _read(self, path: Path) -> None:
-        try:
-            code = path.read_text(encoding="utf-8")
-        except OSError:
-            return
+    def _add(self, path: str, code: str) -> None:
         start = cell_code_start(code)
         inner = code[start or 0 :]
         inner += "" if inner.endswith("\n") else "\n"  # IPython adds it
         file = self._file_of(inner)
         above = code[: start or 0].count("\n")
-        self._cells[str(path)] = CellSource(file, above, start is not None, list(_lines_with_code(inner)))
-        self._outer[file] = str(path)
+        self._cells[path] = CellSource(file, above, start is not None, list(_lines_with_code(inner)))
+        self._outer[file] = path
 
 
 def _lines_with_code(source: str) -> Iterator[int]:

@@ -45,7 +45,7 @@ class Debugging(SessionFeature):
     def started(self, *, is_attached: bool) -> None:
         cluster, cells = self.parts.cluster, self.parts.cells
         if (running := kernel()) is not None and (debugger := KernelDebugger.of(running)) is not None:
-            sources = CellSources(debugger.folder, debugger.file_of)
+            sources = CellSources(debugger.folder, debugger.file_of, debugger.executed)
             self._front_end = FrontEnd(debugger, cluster, sources, lambda: cells.busy, self._wake)
         if is_attached and not (self._front_end and self._front_end.is_on):
             for rank in cluster.alive:  # the front end of an earlier notebook may have stopped it

@@ -6,9 +6,12 @@ that concern a rank, and sends the events of ranks. All other requests go to the
 Forms of messages:
 - JupyterLab and Notebook 7: `DebuggerService` and `DebuggerSession` in `@jupyterlab/debugger`. They show one stopped
   thread: that of the last `stopped` event. Before `continue` they forget it, and send thread 1.
-- VS Code: `KernelDebugAdapterBase` of vscode-jupyter. It shows all threads, and asks for their names by `threads`.
+- VS Code: `KernelDebugAdapterBase` of vscode-jupyter. It shows all threads, and asks for their names by `threads`. It
+  sends `disconnect` when the cell has ended, and before the stop button interrupts the kernel.
 
-Source: https://jupyter-client.readthedocs.io/en/stable/messaging.html#debug-request
+Source: https://jupyter-client.readthedocs.io/en/stable/messaging.html#debug-request,
+https://github.com/microsoft/vscode-jupyter/blob/main/src/notebooks/debugger/kernelDebugAdapterBase.ts,
+https://github.com/jupyterlab/jupyterlab/blob/main/packages/debugger/src/service.ts
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import ast
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
@@ -34,6 +37,7 @@ _ATTACH_S = 1.2  # longest time that the front end waits for ranks; busy ones fo
 _PREPARE_S = 10.0  # longest time that a cell waits for debugpy on its ranks
 _GATHER_S = 0.05  # time for other ranks to stop too
 _NEXT_S = 0.1  # from the reply to `continue` until the next stopped rank is shown
+_INTERRUPT_S = 0.5  # time after `disconnect` for the stop button, before stopped ranks run on
 _STEP_S = 1.0  # time of a step after which another stopped rank is shown
 _RESUMES = ("continue", "next", "stepIn", "stepOut")
 _IDS = {"threadId": "thread", "frameId": "frame", "variablesReference": "variables"}
@@ -91,6 +95,7 @@ class FrontEnd:
         self._unshown: list[int] = []  # stopped threads whose events were not sent yet
         self._resumed: set[int] = set()  # threads that run on by a request of the front end
         self._selected = 0  # the thread that the front end shows; 0: none
+        self._leaving: asyncio.TimerHandle | None = None  # lets stopped ranks run on, after `disconnect`
         self._errors: dict[int, str] = {}  # why debugpy does not follow a rank
         debugger.intercept(self._handle)
 
@@ -162,13 +167,19 @@ class FrontEnd:
             self._attaching.pop(rank, None)
 
     def _detach(self) -> None:
-        for rank in self._attached:
+        """Follow no more cells. Stopped ranks run on a little later, because the stop button may be pressed now."""
+        standing = self.stopped_ranks() & self._attached.keys()
+        for rank in self._attached.keys() - standing:
             self.adapters.stop(rank)
         self._attached.clear()
-        self._stopped.clear()
-        self._selected = 0
         self._exceptions = None
-        self._on_change()
+        if standing:
+            self._leaving = self._debugger.loop.call_later(_INTERRUPT_S, self._leave_ranks, standing)
+
+    def _leave_ranks(self, ranks: Collection[int]) -> None:
+        self._leaving = None
+        for rank in ranks:
+            self.adapters.stop(rank)
 
     def _forget(self, rank: int) -> None:
         """Forget a former process of a rank."""
@@ -288,6 +299,9 @@ class FrontEnd:
     # ---- the debugger as a whole
 
     async def _on_attach(self, request: Reply, _: Reply) -> Reply:
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leave_ranks(self.stopped_ranks())
         reply = await self._debugger.ask(request)
         self._debugger.skip_this_package()
         if self.is_on:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,11 @@ class KernelDebugger:
     def breakpoints(self) -> dict[str, list[Reply]]:
         """Breakpoints by file. `debugInfo` shows them to front ends, which set them again after a reload."""
         found: dict[str, list[Reply]] = self._debugger.breakpoint_list
+        return found
+
+    def executed(self) -> Sequence[str]:
+        """Return the cells that the user has run."""
+        found: Sequence[str] = self._kernel.shell.history_manager.input_hist_raw
         return found
 
     @property

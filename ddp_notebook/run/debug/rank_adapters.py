@@ -33,7 +33,9 @@ class RankAdapters:
         self._on_event = on_event
         self._numbers = itertools.count(1)
         self._starts: dict[int, asyncio.Future[str]] = {}
-        self._open: dict[tuple[int, int], asyncio.Future[dict[str, Any]]] = {}  # responses by rank and number of the request
+        self._open: dict[
+            tuple[int, int], asyncio.Future[dict[str, Any]]
+        ] = {}  # responses by rank and number of the request
 
     async def start(self, rank: int) -> str:
         """Start debugpy on a rank when its cell has ended. Return why it cannot start; "" if it runs."""
