@@ -80,6 +80,7 @@ class Core:
     hand_on: Callable[[Message], None]
     between: BetweenSteps = field(default_factory=BetweenSteps, init=False)  # tasks of the core, run by recording
     update_cell_hooks: Callable[[], None] = field(default=lambda: None, init=False)  # see `Feature.watches_cells`
+    unheld_limits: Callable[[], list[str]] = field(default=lambda: [], init=False)  # see `Feature.unheld_limits`
     shell: Any = field(default=None, init=False)  # the InteractiveShell, from `engine_ready` on
     stdin: Any = field(default=None, init=False)  # the `Stdin` of cells, from `engine_ready` on
     recording: RankRecording | None = field(default=None, init=False)  # None if that feature is off
@@ -174,6 +175,11 @@ class Feature:
         """Return facts for `Check` besides those of variables, as JSON values; empty if there are none."""
         return {}
 
+    def unheld_limits(self) -> Sequence[str]:
+        """Return descriptions of waits whose time limit runs on while a debugger stops a rank. Called in the agent's
+        thread."""
+        return ()
+
     def on_asked(self, flush: bool) -> None:
         """Act on a notebook's request for the time. With `flush`, send buffered data first. Called in the agent's
         thread."""
@@ -186,6 +192,7 @@ class Hooks:
         self.core = core
         self._features = {name: kind(core) for name, kind in load().items()}
         core.update_cell_hooks = self._update_cell_hooks
+        core.unheld_limits = self._unheld_limits
         self._update_cell_hooks()
         self.cell_code = self._of("cell_code")
         self.debugged_cell_begins = self._of("debugged_cell_begins")
@@ -197,6 +204,7 @@ class Hooks:
         self.vitals = self._of("vitals")
         self.facts = self._of("facts")
         self.on_asked = self._of("on_asked")
+        self._limits = self._of("unheld_limits")
         self._cell_failed = self._of("cell_failed")
         self._explain = self._of("explain")
         self._variables = self._of("variables")
@@ -211,6 +219,9 @@ class Hooks:
             for name, one in reversed(watching.items())
             if type(one).cell_ends is not Feature.cell_ends
         ]
+
+    def _unheld_limits(self) -> list[str]:
+        return [words for limits in self._limits for words in limits()]
 
     def _of(self, hook: str) -> list[Callable[..., Any]]:
         """Return the methods of the features that override a hook. A hook without overrides costs nothing."""

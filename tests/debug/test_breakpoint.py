@@ -168,7 +168,11 @@ list(DataLoader(Data(), num_workers=1))"""
 
 
 def test_mesh_dimensions_select_ranks(user):
-    code = f"{ALL}mesh = dist.init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))\nbreakpoint()"
+    code = f"{ALL}def h():\n    mesh = dist.init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))\n    breakpoint()\nh()"
     reply = user.run(code, ["@tp=1 p rank", "@pp=0 p rank", "c"])
     assert "[1] 1\n" in reply.stdout and "[0] 0" not in reply.stdout
-    assert "no device mesh of the stopped ranks has the dimension 'pp': the dimensions are tp" in reply.stderr
+    assert "no mesh in a variable of the ranks has a dimension 'pp'; the names are host, tp\n" in reply.stderr
+    code = f"{ALL}mesh = dist.init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))\nif rank == 0: breakpoint()"
+    reply = user.run(code, ["@tp=-1 p rank", "@tp=0-1 p rank + 5", "@host=x p rank", "c"])
+    assert reply.stderr.count("rank 1: not stopped in a debugger\n") == 2 and "[0] 5\n" in reply.stdout
+    assert "no rank is on the host 'x'; the hosts are " in reply.stderr

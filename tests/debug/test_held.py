@@ -43,6 +43,19 @@ for step in range(3):
     if step == 1:
         {STOPS.strip()}
     loss.backward()"""
+LOADER = """import os
+from torch.utils.data import DataLoader
+class Data:
+    def __len__(self): return 2
+    def __getitem__(self, i):
+        while not os.path.exists('{path}'): time.sleep(0.05)
+        return i
+if rank == 0:
+    breakpoint()
+    open('{path}', 'w').close()
+else:
+    assert len(list(DataLoader(Data(), num_workers=1, timeout=2))) == 2
+dist.barrier()"""
 OPERATIONS = {
     "a collective": f"{STOPS}dist.all_reduce(x, group=group)",
     "a send": (
@@ -56,6 +69,15 @@ OPERATIONS = {
     "time.sleep(0.1)\nwork.wait()",
     "objects": f"{STOPS}found = [None, None]\ndist.all_gather_object(found, rank, group=group)",
     "monitored_barrier": "if rank == 1: breakpoint()\ndist.monitored_barrier(group, timeout=timedelta(seconds=2))",
+    "monitored_barrier on the other ranks": f"{STOPS}dist.monitored_barrier(group)",
+    "a wait with its own limit": (
+        f"{STOPS}work = dist.all_reduce(x, group=group, async_op=True)\nwork.wait(timedelta(seconds=2))"
+    ),
+    "a new group": (
+        f"{STOPS}other = dist.new_group([0, 1], timeout=timedelta(seconds=2))\ndist.all_reduce(x, group=other)\n"
+        "dist.destroy_process_group(other)"
+    ),
+    "a DataLoader": LOADER,
     "the session's store": (
         "store = dist.distributed_c10d._get_default_store()\n"
         f"{STOPS}"
@@ -65,6 +87,19 @@ OPERATIONS = {
         "store = dist.TCPStore('127.0.0.1', {port}, 2, rank == 0, timedelta(seconds=20))\n"
         f"{STOPS}"
         "store.set('found', b'1') if rank == 0 else store.wait(['found'], timedelta(seconds=2))\ndist.barrier()"
+    ),
+    "a TCPStore without a server": (
+        f"{STOPS}store = dist.TCPStore('127.0.0.1', {{port}}, 2, rank == 0, timedelta(seconds=2))\ndist.barrier()"
+    ),
+}
+CONTINUE = {  # limits that cannot be held
+    "a TCPStore": (
+        "store = dist.TCPStore('127.0.0.1', {port}, 2, rank == 1, timedelta(seconds=30))\ndist.barrier()",
+        "TCPStore, which waits for world_size=2 processes to connect to 127.0.0.1:{port}",
+    ),
+    "a remote call": (
+        "from torch.distributed import rpc\nrpc.rpc_sync('a', time.sleep, (3,)) if rank == 1 else None\nrpc.shutdown()",
+        "the call of sleep on a (rank 0)",
     ),
 }
 EXPIRES = {
@@ -76,6 +111,12 @@ EXPIRES = {
 }
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 @pytest.fixture(scope="module", params=["on", "off"], ids=["guard on", "guard off"])
 def user(kernel, request):
     assert kernel.run(f"%ddp_start 2 --guard {request.param}").status == "ok"
@@ -85,13 +126,21 @@ def user(kernel, request):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_group_with_2_s_survives_a_prompt_of_10_s(user, name):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    reply = user.run(ALL + OPERATIONS[name].replace("{port}", str(port)), [f"({PROMPT_S}) c"], 120)
+def test_a_group_with_2_s_survives_a_prompt_of_10_s(user, name, tmp_path):
+    code = OPERATIONS[name].replace("{port}", str(free_port())).replace("{path}", f"{tmp_path}/ready")
+    reply = user.run(ALL + code, [f"({PROMPT_S}) c"], 120)
     assert reply.status == "ok", reply.traceback
     assert "time limits run on" not in reply.stderr
+
+
+@pytest.mark.parametrize("name", CONTINUE)
+def test_a_line_names_limits_that_are_not_held(user, name):
+    port = str(free_port())
+    code, words = (text.replace("{port}", port) for text in CONTINUE[name])
+    user.run(f"{ALL}from torch.distributed import rpc\nrpc.init_rpc('ab'[rank], rank=rank, world_size=2)")
+    reply = user.run(f"{ALL}if rank == 0:\n    time.sleep(0.5); breakpoint()\n{code}", ["p rank", "c"])
+    assert reply.status == "ok", reply.traceback
+    assert f"these time limits run on while the debugger waits, on rank 1: {words}\n" in reply.stderr
 
 
 @pytest.mark.parametrize("name", EXPIRES)

@@ -71,7 +71,7 @@ class Stdin:
             raise StdinNotImplementedError(reply.error)
         return reply.text
 
-    def command(self, stands_at: str, mesh: dict[str, list[int]]) -> InputReply:
+    def command(self, stands_at: str, meshes: list[list[Any]]) -> InputReply:
         """Return the user's next command for a debugger in this thread. See `InputRequest`.
 
         Raises:
@@ -80,7 +80,7 @@ class Stdin:
         if (cell := self._running_cell()) is None:
             raise RuntimeError("a debugger stops a thread only while a cell runs: wait for the thread in the cell")
         number = next(self._numbers)
-        request = InputRequest(cell=cell, request=number, prompt="", password=False, stands_at=stands_at, mesh=mesh)
+        request = InputRequest(cell=cell, request=number, prompt="", password=False, stands_at=stands_at, meshes=meshes)
         if threading.current_thread() is not threading.main_thread():
             self._of_threads.add(number)
         try:

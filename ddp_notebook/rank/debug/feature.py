@@ -22,8 +22,7 @@ from ddp_notebook.messages.debug_messages import (
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Checked, InputReply, Interrupt, RunCell
 from ddp_notebook.rank.cell.exceptions import known_words
-from ddp_notebook.rank.debug.adapter import Adapter
-from ddp_notebook.rank.debug.long_timeouts import LongTimeouts
+from ddp_notebook.rank.debug.long_timeouts import LongTimeouts, hold_loaders
 from ddp_notebook.rank.debug.post_mortem import PostMortem, innermost_of_user
 from ddp_notebook.rank.debug.rank_pdb import RankPdb, forget_breakpoints
 from ddp_notebook.rank.group.held_time import CLOCK
@@ -50,8 +49,7 @@ class DebugFeature(Feature):
         self._pid = os.getpid()
         self._skipped: dict[str, int] = {}  # calls of dist.breakpoint to be skipped so far, by their stack
         self._post_mortem = PostMortem(core.network.where)
-        self._timeouts = LongTimeouts(core.network, self._rank)
-        self._adapter = Adapter(lambda data: core.send(AdapterMessage(data=data)))
+        self._timeouts = LongTimeouts(core.network, core.place)
         self._may_stop_later = False  # a cell has defined functions that may open a debugger
         self._held_cell = 0  # cell whose time limits are held; 0: none
         self._opens_failure = False  # the running cell opens the failure of an earlier one
@@ -63,19 +61,16 @@ class DebugFeature(Feature):
         sys.breakpointhook = pdb.set_trace = _function(self._stop)
         dist.breakpoint = _function_of_torch(self._stop_rank)
         pdb.Pdb.interaction = _refuse  # type: ignore[method-assign]
+        hold_loaders()
         self.core.shell.register_magic_function(self._debug, "line", "debug")
         self.core.shell.register_magic_function(_refuse, "line", "pdb")
-
-    def _rank(self) -> int:
-        place = self.core.place()
-        return 0 if place is None else place.rank
 
     # ---- cells
 
     def debugged_cell_begins(self, cell: RunCell) -> None:
         self._opens_failure = _OPENS_FAILURE.search(cell.code) is not None
         self._may_stop_later |= _DEFINES.search(cell.code) is not None
-        self._timeouts.begin()
+        self._timeouts.begin_named(cell)
         self._watch(on=True)
 
     def cell_begins(self, cell: RunCell) -> None:
@@ -166,8 +161,8 @@ class DebugFeature(Feature):
 
     def _read(self, place: str, frame: FrameType | None) -> InputReply:
         of_frame = {} if frame is None else {**frame.f_globals, **frame.f_locals}
-        mesh = meshes.by_dimension({**self.core.shell.user_ns, **of_frame})
-        reply: InputReply = self.core.stdin.command(place, mesh)
+        found = meshes.coordinates({**self.core.shell.user_ns, **of_frame})
+        reply: InputReply = self.core.stdin.command(place, found)
         return reply
 
     def _debug(self, line: str) -> None:
@@ -214,7 +209,7 @@ class DebugFeature(Feature):
         CLOCK.hold(message.on)
         self._held_cell = message.cell if message.on else 0
         if message.on:
-            unheld = self._timeouts.unheld()
+            unheld = [*self._timeouts.unheld(), *self.core.unheld_limits()]
             self._may_stop_later = True
             self._timeouts.begin()  # operations that begin from now on
             self._watch(on=True)

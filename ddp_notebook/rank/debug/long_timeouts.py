@@ -11,19 +11,28 @@ from collections.abc import Callable, Container, Iterator
 from datetime import timedelta
 from typing import Any
 
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import DistStoreError, distributed_c10d
+from torch.utils.data import dataloader
+
+from ddp_notebook.messages.ranks import Form, RunCell
 from ddp_notebook.rank.group.calls import LONG, Call, timeout_of
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.held_time import CLOCK
 from ddp_notebook.rank.group.network import Network
+from ddp_notebook.rank.group.waiting import waits_for_workers
+from ddp_notebook.records.words import list_ranks
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import threading, time
+from ddp_notebook.stdlib import functools, threading, time
 
 _LONG_MS = int(LONG.total_seconds() * 1000)
 _LOOK_S = 0.05
+_MONITORED = "monitored_barrier"
 _LATER_S = 0.1  # a wait at a board in memory reports the limit itself, and first
 _END_S = 2.0  # time in which an ended operation is ended again
 _ENDS_S = 0.02  # interval of that
 _MOST_NAMED = 5
+_LEAST_S = 0.001  # a wait of 0 s would have no limit
 
 
 class LongTimeouts:
@@ -31,12 +40,14 @@ class LongTimeouts:
 
     Args:
         network: the groups of this rank.
-        rank: returns the number of this rank.
+        place: returns the place of this rank; None before it has one.
     """
 
-    def __init__(self, network: Network, rank: Callable[[], int]) -> None:
+    def __init__(self, network: Network, place: Callable[[], Form | None]) -> None:
         self._network = network
-        self._rank = rank
+        self._place = place
+        self._meets = False  # all ranks know that this cell may stop in a debugger
+        self._meeting: set[int] = set()  # barriers whose ranks meet at the store, by id
         self._lengthened: dict[int, Call] = {}  # operations in progress that began with a long timeout, by id
         self._waits: dict[int, tuple[Call, int, float]] = {}  # messages, starts of their waits and limits, by id
         self._late = ""  # sentence about the operation that has reached its limit
@@ -47,6 +58,11 @@ class LongTimeouts:
     def late(self) -> str:
         """A sentence about the operation that has reached its limit in this cell; "" if none has."""
         return self._late
+
+    def begin_named(self, cell: RunCell) -> None:
+        """Begin for a cell whose code names a debugger."""
+        self.begin()
+        self._meets = not cell.missing
 
     def begin(self) -> None:
         """Let operations begin with long timeouts from now on."""
@@ -63,6 +79,7 @@ class LongTimeouts:
     def end(self) -> None:
         """Let operations begin with their own timeouts again."""
         self._is_on.clear()
+        self._meets = False
         self._network.recorder.lengthen = None
         self._network.recorder.hold_boards(False)
         self._waits.clear()
@@ -72,19 +89,22 @@ class LongTimeouts:
         found = []
         waiting = list(self._network.recorder.waiting.values())
         for call in self._network.recorder.operations():
-            is_held = id(call) in self._lengthened and not _waits_for_group(call)
+            is_held = id(call) in self._lengthened and not self._waits_for_group(call)
             # gloo applies the limit of a message when the wait for it begins
             begins_later = call.kernel.spec.kind != "collective" and all(call is not one for one in waiting)
-            if is_held or begins_later or self._is_at_memory(call):
+            if is_held or begins_later or self._is_at_memory(call) or id(call) in self._meeting:
                 continue
             limit_s = self._limit_s(call)
             words = f"{call.kernel.spec.name} #{call.number} of group {call.group.title}"
             found.append(words if limit_s is None else f"{words} ({limit_s:g} s)")
+        found += [f"TCPStore, which waits for {what}" for what in waits_for_workers()]
         return found[:_MOST_NAMED]
 
     # ---- `recorder.Lengthen`
 
     def arguments(self, call: Call, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        if call.kernel.spec.name == _MONITORED and self._meets and (place := self._place()) is not None:
+            self._meet(call, place)
         if call.kernel.spec.kind == "collective" and _is_on_gloo(call):
             longer = call.kernel.with_limit(arguments, _LONG_MS)
             if longer is not None:
@@ -129,13 +149,48 @@ class LongTimeouts:
             if limit is not None and not CLOCK.left_s(limit + later_s, call.since_ns):
                 yield call, limit
 
+    def _meet(self, call: Call, place: Form) -> None:
+        """Let the ranks of a `monitored_barrier` meet at the store, before gloo lets them meet.
+
+        In gloo, all ranks except the first one of the group wait with the timeout that the group had at its start. It
+        cannot be changed. At the store, a debugger holds their limit.
+
+        Raises:
+            RuntimeError: ranks are missing at the limit.
+        """
+        first, *others = call.group.ranks
+        prefix = f"{_MONITORED}/{place.epoch}/{call.group.name}/{call.number}"
+        store = PrefixStore(prefix, distributed_c10d._get_default_store())
+        limit_s = self._limit_s(call, is_first=place.rank == first) or 0.0
+        awaited, missing = {first: "all"} if place.rank != first else {rank: str(rank) for rank in others}, []
+        self._meeting.add(id(call))
+        try:
+            store.set(str(place.rank), "")
+            for rank, key in awaited.items():
+                left_s = max(_LEAST_S, CLOCK.left_s(limit_s, call.since_ns))
+                try:
+                    store.wait([key], timedelta(seconds=left_s))
+                except DistStoreError:
+                    missing.append(rank)
+            if missing:  # the other ranks only know that the first one, or a rank that it waits for, is missing
+                for_ranks = f" for {list_ranks(missing)}" if place.rank == first else ""
+                raise RuntimeError(self._sentence(call, limit_s, for_ranks))
+            if place.rank == first:
+                store.set("all", "")
+        finally:
+            self._meeting.discard(id(call))
+
+    def _sentence(self, call: Call, limit_s: float, for_ranks: str = "") -> str:
+        place = self._place()
+        return (
+            f"Timed out after {limit_s:g} s: rank {0 if place is None else place.rank} waited{for_ranks} in "
+            f"{call.kernel.spec.name} #{call.number} of group {call.group.title}"
+        )
+
     def _end(self, call: Call, limit_s: float) -> None:
         """End an operation that has reached its limit, like gloo, which closes the connections of the group."""
         network = self._network
-        self._late = (
-            f"Timed out after {limit_s:g} s: rank {self._rank()} waited in {call.kernel.spec.name} "
-            f"#{call.number} of group {call.group.title}"
-        )
+        self._late = self._sentence(call, limit_s)
         until = time.monotonic() + _END_S
         with quiet():
             while id(call) in network.recorder.live and not call.is_done and time.monotonic() < until:
@@ -149,20 +204,36 @@ class LongTimeouts:
         board = call.group.board
         return board is not None and board.messages is not None and call.work is None and bool(call.kernel.returns)
 
-    def _limit_s(self, call: Call) -> float | None:
-        if (own := call.kernel.limit_of(call.rest or call.arguments[call.kernel.at_rest :])) is not None:
+    def _waits_for_group(self, call: Call) -> bool:
+        """Return whether gloo waits with the timeout of the group, whatever the arguments of the call are.
+
+        All ranks except the first one of the group wait so in `monitored_barrier`, unless they have met before.
+        """
+        group = call.group.reference()
+        return not self._meets and call.kernel.spec.name == _MONITORED and group is not None and group.rank() != 0
+
+    def _limit_s(self, call: Call, *, is_first: bool = True) -> float | None:
+        if is_first and (own := call.kernel.limit_of(call.rest or call.arguments[call.kernel.at_rest :])) is not None:
             return own
         group = call.group.reference()
         return None if group is None else timeout_of(group).total_seconds()
 
 
-def _waits_for_group(call: Call) -> bool:
-    """Return whether gloo waits with the timeout of the group, whatever the arguments of the call are.
+def hold_loaders() -> None:
+    """Let a debugger hold the `timeout` of each DataLoader with worker processes."""
+    loader = dataloader._MultiProcessingDataLoaderIter
+    get = loader._try_get_data
 
-    All ranks except the first one of the group wait so in `monitored_barrier`, for the first one.
-    """
-    group = call.group.reference()
-    return call.kernel.spec.name == "monitored_barrier" and group is not None and group.rank() != 0
+    @functools.wraps(get)
+    def _try_get_data(iterator: Any, timeout: float = dataloader._utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        left_s, began_ns = timeout, time.monotonic_ns()
+        while True:
+            found: tuple[bool, Any] = get(iterator, left_s)
+            left_s = CLOCK.left_s(timeout, began_ns)
+            if found[0] or not left_s:
+                return found
+
+    loader._try_get_data = _try_get_data
 
 
 def _keep(of_calls: dict[int, Any], ids: Container[int]) -> None:

@@ -25,6 +25,7 @@ from torch.distributed import distributed_c10d
 from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.calls import KINDS, Call, CollectiveMismatchError, Group, timeout_of
 from ddp_notebook.rank.group.collective_owners import Identities
+from ddp_notebook.rank.group.held_time import CLOCK
 from ddp_notebook.rank.group.kernels import lazy_bits
 from ddp_notebook.rank.group.kernels.kernel import Kernel
 from ddp_notebook.rank.group.kernels.repeats import Repeating
@@ -420,7 +421,10 @@ class Recorder:
             failed, began_ns = True, monotonic_ns()
             try:
                 waiting[thread] = call
-                done = wait(work) if timeout is None else wait(work, timeout)
+                try:
+                    done = wait(work) if timeout is None else wait(work, timeout)
+                except RuntimeError as error:
+                    done = _wait_longer(wait, call, work, timeout, began_ns, error)
                 failed = False
                 if call.check is not None:
                     call.check(work)
@@ -472,6 +476,22 @@ class Recorder:
                     if one.layout is torch.strided and one.untyped_storage().data_ptr() == at_data:
                         return call
         return None
+
+
+def _wait_longer(
+    wait: Callable[..., bool], call: Call, work: Work, limit: timedelta | None, began_ns: int, error: RuntimeError
+) -> bool:
+    """Wait again for a collective, if a debugger has held the limit of the wait. Otherwise raise the error.
+
+    The end of such a wait does not end the operation. (The end of a wait for a message does.)
+    """
+    is_again = limit is not None and call.kernel.spec.kind == "collective" and call.is_on_cpu()
+    while is_again and not work.is_completed() and (left_s := CLOCK.left_s(limit.total_seconds(), began_ns)):
+        try:
+            return wait(work, timedelta(seconds=left_s))
+        except RuntimeError as later:
+            error = later
+    raise error
 
 
 def _limit(call: Call) -> timedelta | None:

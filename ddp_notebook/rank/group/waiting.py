@@ -204,6 +204,11 @@ def store_wait(thread: int) -> dict[str, Any]:
     }
 
 
+def waits_for_workers() -> list[str]:
+    """Return what new stores of this process wait for. Callable from any thread."""
+    return [wait.what for wait in list(_store_waits.values()) if wait.call == "TCPStore" and not wait.limit_s]
+
+
 @contextlib.contextmanager
 def waits_at_store(
     call: str, limit_s: float, keys: Sequence[str] = (), *, what: str = "", is_of_session: bool = False
@@ -353,9 +358,9 @@ def _wait_for_listener(
 
 
 def _try_to_connect(host_name: str, port: int, timeout: timedelta) -> None:
-    until, pause_s = time.monotonic() + timeout.total_seconds(), _LONGEST_S
+    began_ns, pause_s = time.monotonic_ns(), _LONGEST_S
     while True:
-        left_s = until - time.monotonic()
+        left_s = CLOCK.left_s(timeout.total_seconds(), began_ns)
         try:
             with socket.create_connection((host_name, port), timeout=min(max(left_s, _LONGEST_S), _MOST_S)):
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.distributed import rpc
@@ -84,6 +84,9 @@ class RpcFeature(Feature):
     def vitals(self) -> Mapping[str, Any]:
         serving = self._serving
         return {} if serving is None else {"remote": serving.to_json(self._main, self.core.network.where.describe)}
+
+    def unheld_limits(self) -> Sequence[str]:
+        return () if self._serving is None else self._serving.calls.open()
 
 
 def _once(init_rpc: Callable[..., None], missing: str) -> Callable[..., None]:

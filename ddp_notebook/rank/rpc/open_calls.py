@@ -177,6 +177,10 @@ class RpcCalls:
             "since_s": waited_s,
         }
 
+    def open(self) -> list[str]:
+        """Describe the calls to living workers: `["the call of train on worker1 (rank 1)"]`."""
+        return [f"the call of {call.function} on {call.to}" for call in self.under_way() if not self._is_over(call)]
+
     def words(self, thread: int) -> str:
         """Describe that call: `"waits for train on worker1 (rank 1), call 7, 12 s"`; "" if there is none."""
         if (told := self.oldest(thread)) is None:

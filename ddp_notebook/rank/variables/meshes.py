@@ -50,15 +50,6 @@ def coordinates(namespace: Mapping[str, Any]) -> list[list[Any]]:
     return found
 
 
-def by_dimension(namespace: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return the coordinates of this rank by mesh dimension: several if meshes with this dimension disagree."""
-    found: dict[str, set[int]] = {}
-    for _, names, place in coordinates(namespace):
-        for name, coordinate in zip(names, place, strict=True):
-            found.setdefault(name, set()).add(coordinate)
-    return {name: sorted(numbers) for name, numbers in found.items()}
-
-
 def _of_model(model: Any, mesh_type: type) -> Iterator[Any]:
     """Yield the meshes of the parameters of a model."""
     left, visited = [model], 0

@@ -13,6 +13,7 @@ from ddp_notebook.run.debug.failures import debug_failure
 from ddp_notebook.run.debug.front_end import FrontEnd
 from ddp_notebook.run.debug.kernel_debugger import KernelDebugger
 from ddp_notebook.run.debug.prompts import Prompts
+from ddp_notebook.run.groups.named_ranks import Coordinates, NamedRanks
 from ddp_notebook.run.message_handlers import Handlers
 from ddp_notebook.run.notebook_kernel import kernel
 from ddp_notebook.run.output.screen import Screen
@@ -27,11 +28,6 @@ class Debugging(SessionFeature):
         super().__init__(parts)
         self._prompts: dict[int, Prompts] = {}  # prompts by number of the cell
         self._front_end: FrontEnd | None = None  # None: the kernel has no debugger
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return len(self.parts.cluster.ranks)
 
     def cell_prompts(self, run: CellRun, screen: Screen | None, quit: Callable[[], None], may_ask: bool) -> Prompts:
         say = (lambda _: None) if screen is None else screen.note
@@ -86,6 +82,17 @@ class Debugging(SessionFeature):
             run: `Session.run`.
         """
         debug_failure(self.parts, run, None)
+
+    def parse(self, asked: str, meshes: Coordinates) -> list[int]:
+        """Return the ranks of a set, such as "0-1" or "tp=1".
+
+        Args:
+            asked: the set.
+            meshes: coordinates of the stopped ranks, also in meshes of their functions.
+        """
+        if "=" in asked:
+            return NamedRanks(self.parts.cluster, self.parts.questions).parse(asked, meshes)
+        return self.parts.liveness.parse(asked)
 
     def answer(self, rank: int, answer: InputReply) -> None:
         """Send a command to the debugger of a rank."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.messages.debug_messages import FailureQuestion
 from ddp_notebook.records.words import list_ranks
-from ddp_notebook.run.rank_sets import parse_ranks
 
 if TYPE_CHECKING:
     from ddp_notebook.run.session_parts import SessionParts
@@ -28,7 +27,7 @@ def debug_failure(parts: SessionParts, run: Callable[..., object], asked: str | 
         UsageError: a rank does not exist.
         SessionBrokenError: a rank is still running a cell.
     """
-    ranks = parse_ranks(asked, len(parts.cluster.ranks))
+    ranks = parts.liveness.parse(asked)
     parts.cells.check_idle(ranks)
     alive = [rank for rank in ranks if rank in parts.cluster.alive]
     answers: dict[int, Any] = parts.questions.ask_all(alive, lambda number: FailureQuestion(request=number))

@@ -8,15 +8,16 @@ has stopped in the debugger of the front end, which has no prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ddp_notebook.errors import UsageError
+from ddp_notebook.errors import SessionBrokenError, UsageError
 from ddp_notebook.messages.ranks import InputReply, InputRequest
 from ddp_notebook.records.words import group_by_value, list_ranks, name_ranks
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.debug.commands import parse_command
 from ddp_notebook.run.debug.prompt_line import PromptLine, ask_line, can_read
+from ddp_notebook.run.groups.named_ranks import Coordinates
 
 _GATHER_S = 0.2  # time for other ranks to stop too, from the last rank that has stopped or got a command
 _POLL_S = 0.01  # interval of polls for a typed line
@@ -30,8 +31,7 @@ _NO_USER = (
 class Ranks(Protocol):
     """The ranks of the session."""
 
-    @property
-    def world_size(self) -> int: ...
+    def parse(self, asked: str, meshes: Coordinates) -> list[int]: ...
     def answer(self, rank: int, answer: InputReply) -> None: ...
     def hold_timeouts(self, cell: int, on: bool) -> None: ...
     def cell_stands(self, run: CellRun) -> bool: ...
@@ -202,10 +202,10 @@ class Prompts:
         self._line = ask_line(f"({name_ranks(self._current())}) ")
 
     def _on_line(self, line: str) -> None:
-        meshes: Mapping[int, Mapping[str, Sequence[int]]] = {rank: one.mesh for rank, one in self._stopped.items()}
+        meshes = {rank: one.meshes for rank, one in self._stopped.items()}
         try:
-            command = parse_command(line, self._ranks.world_size, meshes)
-        except UsageError as error:
+            command = parse_command(line, lambda asked: self._ranks.parse(asked, meshes))
+        except (UsageError, SessionBrokenError) as error:
             self._say(str(error))
             return
         ranks = self._current()

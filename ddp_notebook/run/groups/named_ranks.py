@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ddp_notebook.errors import SessionBrokenError, UsageError
@@ -32,24 +33,29 @@ class NamedRanks:
         self._cluster = cluster
         self._questions = questions
 
-    def parse(self, asked: str) -> list[int]:
+    def parse(self, asked: str, known: Coordinates = MappingProxyType({})) -> list[int]:
         """Return the ranks that fulfil all conditions, in order.
+
+        Args:
+            asked: conditions, separated by commas.
+            known: coordinates of ranks that need not be requested.
 
         Raises:
             UsageError: a name or value does not exist, or two meshes give other ranks.
             SessionBrokenError: a rank does not answer.
         """
         hosts = {rank: self._cluster.placement.hosts[rank] for rank in self._cluster.ranks}
-        return select(asked, hosts, self._coordinates)
+        return select(asked, hosts, lambda: self._coordinates(known))
 
-    def _coordinates(self) -> Coordinates:
-        alive = list(self._cluster.alive)
+    def _coordinates(self, known: Coordinates) -> Coordinates:
+        alive = [rank for rank in self._cluster.alive if rank not in known]
         answers = self._questions.ask_for(alive, lambda n: ListMeshes(request=n), _ANSWER_S)
         if silent := [rank for rank in alive if rank not in answers]:
             raise SessionBrokenError(
                 f"{list_ranks(silent)} did not report meshes within {_ANSWER_S:g} s; give the ranks as numbers"
             )
-        return {rank: answer.facts.get("meshes", []) for rank, answer in answers.items()}
+        of_others = {rank: answer.facts.get("meshes", []) for rank, answer in answers.items()}
+        return dict(sorted({**known, **of_others}.items()))
 
 
 def select(asked: str, hosts: Mapping[int, str], ask: Callable[[], Coordinates]) -> list[int]:
