@@ -15,6 +15,7 @@ from ddp_notebook.messages.ranks import InputReply, InputRequest
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import itertools, os, queue, threading
 
+NO_CELL = "a debugger stops a thread only while a cell runs: wait for the thread in the cell"
 _LOOK_S = 0.2  # an interrupt just before the wait is noticed after this time
 
 
@@ -74,11 +75,10 @@ class Stdin:
     def command(self, stands_at: str, meshes: list[list[Any]]) -> InputReply:
         """Return the user's next command for a debugger in this thread. See `InputRequest`.
 
-        Raises:
-            RuntimeError: no cell runs, so that no prompt can be shown.
+        The reply has an error if no cell runs.
         """
         if (cell := self._running_cell()) is None:
-            raise RuntimeError("a debugger stops a thread only while a cell runs: wait for the thread in the cell")
+            return InputReply(request=0, error=NO_CELL)
         number = next(self._numbers)
         request = InputRequest(cell=cell, request=number, prompt="", password=False, stands_at=stands_at, meshes=meshes)
         if threading.current_thread() is not threading.main_thread():
