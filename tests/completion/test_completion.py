@@ -69,6 +69,7 @@ def test_names_come_from_the_ranks(front):
     assert front.names("%%on_ranks 0\nonly_") == []
     assert front.names("%%ddp_twice\nmy_mo") == ["my_model"]
     assert front.names("%ddp_memory my_mo") == ["my_model"]
+    assert front.names("%ddp_whos my_mo") == ["my_model"] and front.names("%ddp_whos en") == []
     assert front.names("%ddp_verify F.mse_loss(my_mo") == ["my_model"]
     assert front.names("%%on_all_ranks --ranks 1 --quiet\nonly_") == ["only_there"]
     assert front.names("%on_all_ranks my_mo") == ["my_model"]

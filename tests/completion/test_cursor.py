@@ -110,4 +110,12 @@ def test_cells_and_lines_of_ranks_are_found():
     assert rank_code("%ddp_verify\nmod", 15) is None
     assert rank_code("%ddp_memory m\nmod", 17) is None
     assert rank_code("%ddp_memory --wh", 16) is None, "an option"
+
+
+def test_lines_with_names_of_variables():
+    assert rank_code("%ddp_whos en", 12) == RankCode(10, is_names=True)
+    assert rank_code("%ddp_pull a b", 13) == RankCode(10, is_names=True)
+    assert rank_code("%ddp_peek his", 13) == RankCode(10)
+    for line in ("%ddp_whos --ex", "%ddp_pull a --as b", "%ddp_pull a --ranks=0"):
+        assert rank_code(line, len(line)) is None
     assert rank_code("x", 1, is_auto=True) == RankCode(0)

@@ -47,6 +47,22 @@ def test_forms_of_values():
     assert forms["text"][:2] == ("str", "3 characters")
 
 
+def test_expanded_tensors_have_the_bytes_of_their_storage():
+    found = rows_of({"x": torch.ones(3, 1).expand(3, 1000), "part": torch.ones(1000)[:1].expand(7)})
+    assert found["x"]["nbytes"] == 12 and "of_nbytes" not in found["x"]
+    assert found["part"]["nbytes"] == 28 and found["part"]["of_nbytes"] == 4000
+
+
+def test_requires_grad_is_compared():
+    model = nn.Linear(2, 2)
+    before = rows_of({"x": torch.ones(2), "model": model})
+    model.bias.requires_grad_(False)
+    after = rows_of({"x": torch.ones(2, requires_grad=True), "model": model})
+    for name in before:
+        assert before[name]["digest"] == after[name]["digest"]
+        assert before[name].get("requires_grad") != after[name].get("requires_grad")
+
+
 def test_code_is_listed_by_name_only():
     found = Rows(None).of({"f": lambda: 0, "torch": torch, "Net": Net, "x": 1, "_private": 2}, "", ())
     assert (list(found["rows"]), found["code"]) == (["x"], ["Net", "f", "torch"])

@@ -36,6 +36,7 @@ def table(*rows, code=(), memory=MEMORY, **options):
         ([row(complete=False), row(complete=False, digest="b")], "ranks 0 / 1: values"),
         ([row(sharded=True), row(sharded=True, digest="b")], "sharded"),
         ([{"type": "Odd", "unread": "RuntimeError"}] * 2, "contents not compared"),
+        ([row(requires_grad="a"), row(), row(requires_grad="a")], "ranks 0,2 / 1: requires_grad"),
         ([row()], ""),
     ],
 )

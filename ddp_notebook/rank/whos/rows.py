@@ -58,6 +58,7 @@ class _Found:
     dtypes: dict[str, None] = field(default_factory=dict)
     devices: dict[str, None] = field(default_factory=dict)
     digests: list[str] = field(default_factory=list)
+    requires_grad: list[bool] = field(default_factory=list)  # of each tensor
     is_complete: bool = True  # all contents were read
     is_in_module: bool = False  # only tensors and arrays count as bytes
     is_sharded: bool = False
@@ -122,6 +123,8 @@ class Rows:
             "device": ", ".join(found.devices),
             "nbytes": found.nbytes,
         }
+        if any(found.requires_grad):
+            row["requires_grad"] = digest(bytes(found.requires_grad))
         if whole := self._larger_storage(value):
             row["of_nbytes"] = whole
         if found.is_sharded:
@@ -182,8 +185,9 @@ class Rows:
             shape = tuple(x.shape)
             found.dtypes[str(x.dtype).removeprefix("torch.")] = None
             found.devices[str(local.device)] = None
-            self._count(x, local.numel() * local.element_size(), found)
+            self._count(x, _bytes_of(local), found)
             self._store(local)
+            found.requires_grad.append(x.requires_grad)
             if x.is_leaf and (gradient := x.grad) is not None:
                 of_rank = stored_attribute(gradient, "_local_tensor")
                 self._store(gradient if of_rank is None else of_rank, is_gradient=True)
@@ -304,7 +308,7 @@ class Rows:
         if not is_one_of(type(value), _PLAIN_TENSORS) or value.layout is not torch.strided:
             return 0
         whole = value.untyped_storage().nbytes()
-        return whole if whole > value.numel() * value.element_size() else 0
+        return whole if whole > _bytes_of(value) else 0
 
     def _memory(self) -> dict[str, int]:
         """Return bytes: "variables" and "gradients", each storage once, and "other", torch's memory on the GPU that no
@@ -317,6 +321,12 @@ class Rows:
             found["other"] = max(0, torch.cuda.memory_allocated() - listed)
             found["cached"] = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return found
+
+
+def _bytes_of(x: torch.Tensor) -> int:
+    """Return the bytes of a tensor's elements. Those of an expanded tensor share their memory."""
+    nbytes = x.numel() * x.element_size()
+    return min(nbytes, x.untyped_storage().nbytes()) if x.layout is torch.strided else nbytes
 
 
 def _parts_of(value: Any) -> list[tuple[Any, Any]] | None:

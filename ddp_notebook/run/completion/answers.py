@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from ddp_notebook.run.rank_requests import Questions
 _ANSWER_S = 0.2  # with names of an earlier answer; C code that holds the GIL keeps a rank from answering
 _FIRST_ANSWER_S = 1.0
 _MOST_KEPT = 200
+_OF_PYTHON = {*dir(builtins), *keyword.kwlist}
 _MOST_SHOWN = 500
 _TYPES = "_jupyter_types_experimental"  # the key that ipykernel uses
 Names = list[list[str]]
@@ -49,6 +52,8 @@ class Answers:
         if (cursor := read_cursor(before)) is None:
             return None
         found = _matches(cursor, self._names(cursor, before, code.ranks))
+        if code.is_names:
+            found = [one for one in found if cursor.kind == "variables" and one[0] not in _OF_PYTHON]
         start = position - len(cursor.begun)
         rest = cell[position : position + 1]
         if cursor.quote and rest == cursor.quote:  # the front end has closed the quote already

@@ -9,7 +9,11 @@ _CELL = re.compile(r"\s*%%(on_all_ranks|on_ranks|ddp_twice)\b([^\n]*)\n")
 _RANKS = re.compile(r"--ranks[ =](\S+)")
 _OPTIONS = r"((?:--(?:quiet|here|background|profile)[ \t]+|--[a-z]+[ =]\S+[ \t]+)*)"
 _LINE = re.compile(rf"(?:^|(?<=\n))[ \t]*%on_all_ranks\b[ \t]*{_OPTIONS}")
-_EXPRESSION = re.compile(r"(?:^|(?<=\n))[ \t]*%(?:ddp_verify|ddp_memory)[ \t]+")  # an expression of ranks, and options
+# Lines with an expression of ranks, or with names of their variables, and options.
+_EXPRESSION = re.compile(r"(?:^|(?<=\n))[ \t]*%(?:ddp_verify|ddp_memory|ddp_peek)[ \t]+")
+_NAMES = re.compile(r"(?:^|(?<=\n))[ \t]*%(?:ddp_whos|ddp_pull)[ \t]+")
+_IN_OPTION = re.compile(r"(?:^|\s)-[\w-]*$")
+_IN_VALUE = re.compile(r"(?:^|\s)--(?:as|ranks)[ =]\S*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +23,12 @@ class RankCode:
     Args:
         start: its first character in the cell.
         ranks: set of ranks as written; None: all.
+        is_names: only names of variables may follow.
     """
 
     start: int
     ranks: str | None = None
+    is_names: bool = False
 
 
 def cell_code_start(cell: str) -> int | None:
@@ -60,7 +66,10 @@ def rank_code(cell: str, position: int, *, is_auto: bool = False) -> RankCode | 
         if found.end() <= position <= (len(cell) if end < 0 else end):
             named = _RANKS.search(found[1])
             return RankCode(found.end(), named[1] if named else None)
-    for found in _EXPRESSION.finditer(cell):
-        if found.end() <= position and "\n" not in (text := cell[found.end() : position]):
-            return None if re.search(r"(?:^|\s)-[\w-]*$", text) else RankCode(found.end())
+    for form in (_EXPRESSION, _NAMES):
+        for found in form.finditer(cell):
+            if found.end() <= position and "\n" not in (text := cell[found.end() : position]):
+                is_names = form is _NAMES
+                is_option = _IN_OPTION.search(text) or (is_names and _IN_VALUE.search(text))
+                return None if is_option else RankCode(found.end(), is_names=is_names)
     return RankCode(0) if is_auto else None

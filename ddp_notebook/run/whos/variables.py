@@ -198,8 +198,10 @@ def _compared(by_rank: Mapping[int, Mapping[str, Any] | None], here: Mapping[int
 
 
 def _differing_form(here: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return how types, shapes, dtypes and devices differ between ranks; "" if they do not."""
-    differing = [field for field in _FORM if len({_comparable(field, row) for row in here.values()}) > 1]
+    """Return how types, shapes, dtypes, devices and `requires_grad` differ between ranks; "" if they do not."""
+    differing = [
+        field for field in (*_FORM, "requires_grad") if len({_comparable(field, row) for row in here.values()}) > 1
+    ]
     if not differing:
         return ""
     forms = {rank: tuple(_comparable(field, row) for field in differing) for rank, row in here.items()}
