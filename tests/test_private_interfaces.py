@@ -387,6 +387,15 @@ def test_torch_lets_pipelines_be_seen():
         assert f"self.{name} = " in source
 
 
+def test_a_data_loader_waits_with_its_timeout():
+    from torch.utils.data import _utils, dataloader
+
+    iterator = dataloader._MultiProcessingDataLoaderIter
+    [_, timeout] = inspect.signature(iterator._try_get_data).parameters.values()
+    assert timeout.default == _utils.MP_STATUS_CHECK_INTERVAL
+    assert "self._try_get_data(self._timeout)" in inspect.getsource(iterator._get_data)
+
+
 @pytest.mark.slow
 def test_a_data_loader_joins_its_workers():
     """`rank.cell.children` terminates the workers, with which their parent's SIGTERM is a successful exit."""

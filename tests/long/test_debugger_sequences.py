@@ -11,6 +11,7 @@ import re
 import signal
 import time
 from collections import Counter
+from typing import Any
 
 import psutil
 import pytest
@@ -88,9 +89,9 @@ class Debugged:
         self.done: list[str] = []  # the events of this sequence
         self.counts: Counter[str] = Counter()
         self.slowest_tab_s = 0.0
-        self._answers: dict[str, dict] = {}  # content of replies by message id
+        self._answers: dict[str, dict[str, Any]] = {}  # content of replies by message id
         self._idle: set[str] = set()  # requests that have ended
-        self._victim: int | None = None
+        self._killed: list[int] = []  # ranks
 
     def set_up(self) -> None:
         assert self.kernel.run(SETUP).status == "ok"
@@ -98,13 +99,13 @@ class Debugged:
 
     def play(self) -> None:
         """Run one cell with random events, and heal the session if a rank died."""
-        self.done, self._victim = [], None
+        self.done, self._killed = [], []
         program = self.chance.choice(PROGRAMS)
         reply = self._debug(ALL + program)
-        if program == "g(rank)" and self._victim is None:
+        if program == "g(rank)" and not self._killed:
             reply = self._debug("%ddp_debug")
         assert reply.ename in ("", "KeyboardInterrupt", "RankDiedError", "RankError", "SessionBrokenError"), reply
-        if self._victim is not None:
+        if self._killed:
             assert self.kernel.run("%ddp_heal").status == "ok"
             self.set_up()
         if self.chance.random() < 0.3:
@@ -163,10 +164,10 @@ class Debugged:
         drawn = self.chance.random()
         if drawn < 0.2:
             self.tab(reply)
-        elif drawn < 0.27 and self._victim is None:
-            self._victim = self.chance.randrange(2)
-            self._note(f"kill {self._victim}")
-            os.kill(self.pids[self._victim], signal.SIGKILL)
+        elif drawn < 0.27 and not self._killed:
+            self._killed = [victim := self.chance.randrange(2)]
+            self._note(f"kill {victim}")
+            os.kill(self.pids[victim], signal.SIGKILL)
         if self.chance.random() < 0.3:
             time.sleep(self.chance.uniform(0, 0.4))
         if self.chance.random() < 0.06:
