@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddp_notebook.registry import entries
 from tests.conftest import wait_until
 from tests.debug.driver import Debugged
 from tests.keep.conftest import kill, notebook, runtime  # noqa: F401  # fixtures
@@ -35,3 +36,12 @@ def test_the_next_notebook_gets_the_prompt(notebook):  # noqa: F811
     assert second.prompts == ["(rank 0) "] * 2
     assert "[0] 6\n" in reply.stdout and reply.stdout.endswith("[0-1] 2.0\n")
     assert second.run("%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); x.item()").stdout == "[0-1] 2.0\n"
+
+
+@pytest.mark.long
+def test_the_hours_of_a_kept_session_do_not_pause(notebook):  # noqa: F811
+    first = Debugged(notebook(f"%ddp_start 2 --keep {3 / 3600}"))
+    first.start(CODE)
+    first.prompt()
+    kill(first.kernel)
+    wait_until(lambda: not entries.entries(), 15, "its time is over, although ranks stand at a prompt")

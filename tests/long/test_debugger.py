@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import busy_factor, is_within
 from tests.debug.driver import Debugged
+from tests.keep.conftest import kill, notebook, runtime  # noqa: F401  # fixtures
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
 ALL = "%%on_all_ranks\n"
@@ -29,6 +30,14 @@ TIMEOUTS = f"[g._get_backend(device).options._timeout.total_seconds() for g in {
 STATE = f"{ALL}import sys, threading\nlen(threading.enumerate()), sys.gettrace(), {TIMEOUTS}"
 TYPED = ["n", "s", "p a", "w", "u", "d", "@0 n", "@1", "@all", "l", "b 3", "p nothing", "1 / 0"]
 SUM = f"{ALL}x = torch.ones(1); dist.all_reduce(x); x.item()"
+
+
+KEPT = f"""{ALL}if rank == 0:
+    found = {{n}}
+    breakpoint()
+y = torch.ones(1)
+dist.all_reduce(y)
+y.item()"""
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +68,21 @@ def test_twenty_ends_at_the_prompt(user):
         assert reply.ename == ("KeyboardInterrupt" if is_stop else "") and is_within(reply.duration_s, 1.0), at
         assert user.run(f"{SUM}, kept").stdout == f"[0-1] (2.0, {at})\n"
     user.run("%ddp_stop")
+
+
+def test_twenty_notebooks_die_at_the_prompt(notebook, tally):  # noqa: F811
+    """The next notebook gets the prompt of the kept session."""
+    driver = Debugged(notebook("%ddp_start 2 --keep 1"))
+    for n in tally(20, "a notebook dies at the prompt: the next one gets it"):
+        driver.start(KEPT.format(n=n))
+        assert driver.prompt() == "(rank 0) "
+        kill(driver.kernel)
+        driver.kernel.close()
+        driver = Debugged(notebook())
+        driver.run("%ddp_attach")
+        reply = driver.run("%ddp_attach --wait", ["p found + 1", "c"])
+        assert driver.prompts == ["(rank 0) "] * 2 and f"[0] {n + 1}\n" in reply.stdout, reply
+        assert driver.run(SUM).stdout == "[0-1] 2.0\n"
 
 
 def test_random_commands_leave_the_session_whole(user):
