@@ -33,7 +33,7 @@ class Stage:
         for parameter in self.whole.parameters():
             nn.init.normal_(parameter, std=WIDTH**-0.5, generator=chance)
         self.inputs = torch.randn(microbatches, SAMPLES, WIDTH, dtype=torch.float64, generator=chance)
-        self.layer = self.whole[self.rank]
+        self.layer: Any = self.whole[self.rank]
         self.duration, self.clock, self.most = duration, 0.0, 0
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # input and output of microbatches in flight
         self.sent: list[tuple[Any, torch.Tensor]] = []
@@ -73,16 +73,16 @@ class Stage:
 
     def is_right(self) -> bool:
         """Return whether the gradient equals that of one process with the whole model."""
-        mine = self.layer.weight.grad
-        if mine is None:
+        if self.layer.weight.grad is None:
             return False
-        mine = mine.clone()
+        mine: torch.Tensor = self.layer.weight.grad.clone()
         self.whole.zero_grad()
         x = self.inputs.flatten(0, 1)
-        for layer in self.whole:
+        for layer in self.whole.children():
             x = torch.tanh(layer(x))
         (x.square().sum() / 2).backward()  # type: ignore[no-untyped-call,unused-ignore]
-        return torch.allclose(mine, self.layer.weight.grad)
+        expected = self.layer.weight.grad
+        return isinstance(expected, torch.Tensor) and torch.allclose(mine, expected)
 
 
 def play(order: Sequence[str], microbatches: int, duration: float = 1) -> dict[str, float]:

@@ -104,7 +104,7 @@ _results: dict[str, dict[str, _Result]] = {}  # by question and cell
 def said(question: Question, answered: Answered) -> dict[str, str]:
     """Return the line below a result as text and HTML: the verdict, the answer, or the request to guess."""
     if answered.is_open and not shows_all():
-        return _line(NEUTRAL, "", translated(GUESS_FIRST))
+        return _line("", translated(GUESS_FIRST))
     right = question.in_words(question.right(), translated)
     answer = f"{translated('The answer is')} {right}: {translated(question.why)}"
     if not answered.guesses:
@@ -112,8 +112,8 @@ def said(question: Question, answered: Answered) -> dict[str, str]:
     guess = answered.guesses[-1]
     guessed = f"{translated(guess.answer)}. {_capital(guess.reason)}"
     if guess.is_right:
-        return _line(RIGHT, f"\N{CHECK MARK} {translated('right')}", guessed)
-    return _line(WRONG, f"\N{BALLOT X} {translated('not right')}", guessed, answer)
+        return _line(f"\N{CHECK MARK} {translated('right')}", guessed)
+    return _line(f"\N{BALLOT X} {translated('not right')}", guessed, answer)
 
 
 def _capital(sentence: str) -> str:

@@ -61,7 +61,7 @@ def _is_loaded(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path)
     if not (folder / ".metadata").exists():
         return False
     loaded = _state(*matrix(seed=1))
-    dcp.load(loaded, checkpoint_id=folder)
+    dcp.load(loaded, checkpoint_id=folder)  # type: ignore[attr-defined,unused-ignore]
     return all(map(torch.equal, _numbers(loaded), _numbers(_state(model, optimizer))))
 
 
