@@ -186,6 +186,15 @@ def test_pause_stops_the_ranks_and_not_the_notebook(debugger):
     assert run_to_end(debugger, cell, [first, second]).status == "ok"
 
 
+def test_variables_of_each_rank_are_a_group(debugger):
+    debugger.finish(debugger.kernel.start(f"{ALL}table = torch.ones(rank + 1, 3)"))
+    found = {one["name"]: one for one in debugger.ask("inspectVariables")["body"]["variables"]}
+    assert list(found)[:2] == ["rank 0", "rank 1"]
+    group = debugger.ask("variables", variablesReference=found["rank 1"]["variablesReference"])["body"]["variables"]
+    row = next(one for one in group if one["name"] == "table")
+    assert (row["type"], row["value"]) == ("Tensor", "float32 (2, 3) on cpu, 24 B")
+
+
 def test_cells_under_auto(debugger):
     assert debugger.finish(debugger.kernel.start("%ddp_auto on")).status == "ok"
     code = "\nu = rank + 1\nu * 2"

@@ -9,6 +9,7 @@ front_end        the front end's debugger: its requests, and the events of ranks
 kernel_debugger  the debugger of this notebook's kernel
 rank_adapters    debugpy on the ranks: requests and responses
 adapter_ids      numbers of threads, frames and variables
+variable_groups  variables of the ranks as groups, while no thread has stopped
 cell_sources     files of cells, and lines of their breakpoints
 failures         opens the failure of the last cell
 """

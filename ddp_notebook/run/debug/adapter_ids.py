@@ -26,8 +26,8 @@ class AdapterIds:
         """Return the number in the front end.
 
         Args:
-            kind: "thread", "frame" or "variables".
-            number: the number on the rank.
+            kind: "thread", "frame", "variables", or "group" for all variables of a rank.
+            number: the number on the rank, from 1; 0 for a group.
         """
         key = kind, rank, number
         if key not in self._numbers:
@@ -45,5 +45,5 @@ class AdapterIds:
         Args:
             threads: forget its threads, too: it has a new process.
         """
-        for key in [key for key in self._numbers if key[1] == rank and (threads or key[0] != "thread")]:
+        for key in [key for key in self._numbers if key[1] == rank and (threads or key[0] in ("frame", "variables"))]:
             del self._found[self._numbers.pop(key)]

@@ -1,8 +1,7 @@
 """Files of cells: that of the front end, with the magic, and that of the code which ranks run.
 
-A front end writes a cell to a file before it sets breakpoints in it, by the request `dumpCell`. The name of the file is
-a hash of the cell's text. Ranks compile the code below `%%on_all_ranks`, with the name that a kernel gives to this
-text.
+A front end writes a cell to a file before it sets breakpoints in it, by the request `dumpCell`. The file name is a hash
+of the cell's text. Ranks compile the code below `%%on_all_ranks`, with the name that a kernel gives to this text.
 """
 
 from __future__ import annotations

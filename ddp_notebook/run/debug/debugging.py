@@ -42,7 +42,8 @@ class Debugging(SessionFeature):
         cluster, cells = self.parts.cluster, self.parts.cells
         if (running := kernel()) is not None and (debugger := KernelDebugger.of(running)) is not None:
             sources = CellSources(debugger.folder, debugger.file_of, debugger.executed)
-            self._front_end = FrontEnd(debugger, cluster, sources, lambda: cells.busy, self._wake)
+            questions = self.parts.questions
+            self._front_end = FrontEnd(debugger, cluster, sources, questions, lambda: cells.busy, self._wake)
         if is_attached and not (self._front_end and self._front_end.is_on):
             for rank in cluster.alive:  # the front end of an earlier notebook may have stopped it
                 cluster.send(rank, UseAdapter(on=False))

@@ -30,6 +30,8 @@ from ddp_notebook.run.debug.adapter_ids import AdapterIds
 from ddp_notebook.run.debug.cell_sources import CellSources
 from ddp_notebook.run.debug.kernel_debugger import KernelDebugger
 from ddp_notebook.run.debug.rank_adapters import RankAdapters
+from ddp_notebook.run.debug.variable_groups import group, read_group
+from ddp_notebook.run.rank_requests import Questions
 
 Reply = dict[str, Any]
 _log = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class FrontEnd:
         debugger: the debugger of the kernel.
         cluster: the ranks.
         sources: files of cells.
+        questions: sends requests to the ranks.
         busy: returns the ranks that run a cell.
         on_change: called when a rank has stopped or runs on.
     """
@@ -77,12 +80,14 @@ class FrontEnd:
         debugger: KernelDebugger,
         cluster: Cluster,
         sources: CellSources,
+        questions: Questions,
         busy: Callable[[], Sequence[int]],
         on_change: Callable[[], None],
     ) -> None:
         self._debugger = debugger
         self._cluster = cluster
         self._sources = sources
+        self._questions = questions
         self._busy = busy
         self._on_change = on_change
         self._ids = AdapterIds()
@@ -206,6 +211,7 @@ class FrontEnd:
             "disconnect": self._on_disconnect,
             "debugInfo": self._on_info,
             "threads": self._on_threads,
+            "inspectVariables": self._on_inspect,
             "pause": self._on_pause,
             "setBreakpoints": self._on_breakpoints,
             "setExceptionBreakpoints": self._on_exceptions,
@@ -236,6 +242,9 @@ class FrontEnd:
 
     async def _ask_rank(self, request: Reply, rank: int, arguments: Reply) -> Reply:
         command = request["command"]
+        if command == "variables" and not arguments["variablesReference"]:  # a group
+            read = self._debugger.loop.run_in_executor(None, read_group, self._questions, rank)
+            return _response(request, body={"variables": await read})
         if command in _RESUMES:
             return await self._resume(request, rank, arguments)
         if command == "stackTrace":
@@ -330,6 +339,14 @@ class FrontEnd:
                     reply["body"]["threads"].append({"id": thread, "name": f"rank {rank}"})
                 elif thread in self._stopped:
                     reply["body"]["threads"].append({"id": thread, "name": f"rank {rank}, {one['name']}"})
+        return reply
+
+    async def _on_inspect(self, request: Reply, _: Reply) -> Reply:
+        """Show the variables of each rank as a group before those of the notebook."""
+        reply = await self._debugger.ask(request)
+        if reply.get("success"):
+            groups = [group(rank, self._ids.add("group", rank, 0)) for rank in self._cluster.alive]
+            reply["body"]["variables"] = [*groups, *reply["body"]["variables"]]
         return reply
 
     async def _on_pause(self, request: Reply, arguments: Reply) -> Reply:
