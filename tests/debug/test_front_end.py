@@ -192,7 +192,7 @@ def test_variables_of_each_rank_are_a_group(debugger):
     assert list(found)[:2] == ["rank 0", "rank 1"]
     group = debugger.ask("variables", variablesReference=found["rank 1"]["variablesReference"])["body"]["variables"]
     row = next(one for one in group if one["name"] == "table")
-    assert (row["type"], row["value"]) == ("Tensor", "float32 (2, 3) on cpu, 24 B")
+    assert (row["type"], row["value"]) == ("Tensor float32 (2, 3)", "24 B on cpu")
 
 
 def test_cells_under_auto(debugger):
@@ -234,6 +234,65 @@ def test_switched_off_it_stops_no_rank(debugger):
 
 
 @pytest.mark.long
+def test_threads_awaits_jobs_and_child_processes(debugger):
+    work = (
+        f"{ALL}import asyncio, threading, torch.utils.data\n"
+        "def work(n):\n    m = n + 1\n    return m\n"
+        "class Data(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, i): return work(i)\n"
+    )
+    debugger.set_breakpoints(work, 4)
+    assert debugger.finish(debugger.kernel.start(work)).status == "ok"
+    cell = debugger.kernel.start(
+        "%%on_ranks 1\nt = threading.Thread(target=work, args=(1,)); t.start(); t.join(); print(2)"
+    )
+    (thread,) = stopped(debugger, 1)
+    assert debugger.frames(thread)[0] == ("[1] work", 4) and debugger.variables(thread)["n"] == "1"
+    assert run_to_end(debugger, cell, [thread]).stdout == "[1] 2\n"
+    cell = debugger.kernel.start(
+        "%%on_ranks 1\nt = threading.Thread(target=work, args=(1,)); t.start(); t.join(); print(2)"
+    )
+    stopped(debugger, 1)
+    debugger.kernel.interrupt()
+    assert debugger.finish(cell, 5).ename == "KeyboardInterrupt"
+    cell = debugger.kernel.start("%%on_ranks 0\nawait asyncio.sleep(0.1)\nwork(5)\nprint('after')")
+    (thread,) = stopped(debugger, 1)
+    debugger.kernel.interrupt()
+    reply = debugger.finish(cell, 5)
+    assert reply.ename == "KeyboardInterrupt" and "after" not in reply.stdout
+    cell = debugger.kernel.start(f"{ALL[:-1]} --background\nprint(work(rank))")
+    threads = stopped(debugger)
+    debugger.finish(cell)
+    for thread in threads:
+        debugger.ask("continue", threadId=thread)
+    code = f"{ALL}print(sorted(int(x) for x in torch.utils.data.DataLoader(Data(), num_workers=1, batch_size=None)))"
+    assert debugger.finish(debugger.kernel.start(code), 60).stdout == "[0-1] [1, 2, 3, 4]\n"
+    debugger.set_breakpoints(work)
+
+
+@pytest.mark.long
+def test_20_of_20_stops_run_no_further_line(debugger, tmp_path):
+    code = f"{ALL}before = rank\nopen({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
+    debugger.set_breakpoints(code, 3)
+    slowest_s = 0.0
+    for _ in range(20):
+        cell = debugger.kernel.start(code)
+        debugger.wait_for("stopped", 2)
+        began = time.monotonic()
+        debugger.kernel.interrupt()
+        assert debugger.finish(cell, 5).ename == "KeyboardInterrupt"
+        slowest_s = max(slowest_s, time.monotonic() - began)
+        debugger.wait_for("continued", 2)
+        assert not list(tmp_path.iterdir())
+        debugger.events.clear()
+    print(f"slowest stop: {slowest_s:.2f} s")
+    assert slowest_s < 1
+    debugger.set_breakpoints(code)
+    assert debugger.finish(debugger.kernel.start(SUM)).stdout == "[0-1] 2.0\n"
+
+
+@pytest.mark.long
 def test_new_sessions_and_new_ranks_stop_too(debugger):
     def run(code):
         return debugger.finish(debugger.kernel.start(code)).status
@@ -246,3 +305,21 @@ def test_new_sessions_and_new_ranks_stop_too(debugger):
     cell = debugger.kernel.start(code)
     assert run_to_end(debugger, cell, stopped(debugger)).stdout == "[0] 1\n[1] 2\n"
     assert run("%ddp_stop") == "ok"
+
+
+@pytest.mark.long
+def test_a_rank_without_debugpy_is_named(debugger):
+    def run(code):
+        return debugger.finish(debugger.kernel.start(code))
+
+    debugger.stop()
+    assert run("%ddp_stop").status == "ok" and run("%ddp_start 2").status == "ok"
+    assert run("%%on_ranks 1\nimport sys\nsys.modules['debugpy'] = None").status == "ok"
+    debugger.start()
+    line = "the front end's debugger does not stop rank 1: debugpy is not installed there (pip install debugpy)\n"
+    assert run(SUM).stderr == line and run(SUM).stderr == "", "once"
+    code = f"{ALL}z = rank\nz + 1"
+    debugger.set_breakpoints(code, 3)
+    cell = debugger.kernel.start(code)
+    assert run_to_end(debugger, cell, stopped(debugger, 1)).stdout == "[0] 1\n[1] 2\n"
+    assert run("%ddp_stop").status == "ok"

@@ -209,6 +209,7 @@ class Adapter:
     def _wait(self, wait: Callable[[], None]) -> None:
         """Wait until a thread may run on: it is stopped."""
         if os.getpid() != self._pid:  # a forked process has no thread that could let it run on
+            self._debugger.disable_tracing()
             return
         here = threading.get_ident()
         self._standing.add(here)

@@ -19,7 +19,7 @@ def group(rank: int, number: int) -> dict[str, Any]:
     Args:
         number: number by which the front end requests its variables.
     """
-    return {"name": f"rank {rank}", "value": "", "type": "rank", "evaluateName": "", "variablesReference": number}
+    return {"name": f"rank {rank}", "value": "", "type": "", "evaluateName": "", "variablesReference": number}
 
 
 def read_group(questions: Questions, rank: int) -> list[dict[str, Any]]:
@@ -35,8 +35,9 @@ def read_group(questions: Questions, rank: int) -> list[dict[str, Any]]:
 
 
 def _variable(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    words = [row.get("dtype"), row.get("shape"), row.get("device") and f"on {row['device']}"]
-    described = " ".join(filter(None, words))
-    nbytes = row.get("nbytes")
-    value = ", ".join(filter(None, [described, "" if nbytes is None else size(nbytes)]))
-    return {"name": name, "value": value, "type": row["type"], "evaluateName": "", "variablesReference": 0}
+    kind = " ".join(
+        filter(None, [row["type"], row.get("dtype"), row.get("shape")])
+    )  # the tree of JupyterLab shows this
+    nbytes, device = row.get("nbytes"), row.get("device")
+    value = ("" if nbytes is None else size(nbytes)) + (f" on {device}" if device else "")
+    return {"name": name, "value": value, "type": kind, "evaluateName": "", "variablesReference": 0}
