@@ -22,8 +22,6 @@ from ddp_notebook.messages.debug_messages import (
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Checked, InputReply, Interrupt, RunCell
 from ddp_notebook.rank.cell.exceptions import known_words
-from ddp_notebook.rank.cell.stdin import NO_CELL
-from ddp_notebook.rank.debug.adapter import Adapter
 from ddp_notebook.rank.debug.long_timeouts import LongTimeouts, hold_loaders
 from ddp_notebook.rank.debug.post_mortem import PostMortem, innermost_of_user
 from ddp_notebook.rank.debug.rank_pdb import RankPdb, forget_breakpoints
@@ -52,7 +50,6 @@ class DebugFeature(Feature):
         self._skipped: dict[str, int] = {}  # calls of dist.breakpoint to be skipped so far, by their stack
         self._post_mortem = PostMortem(core.network.where)
         self._timeouts = LongTimeouts(core.network, core.place)
-        self._adapter = Adapter(lambda data: core.send(AdapterMessage(data=data)))
         self._may_stop_later = False  # a cell has defined functions that may open a debugger
         self._held_cell = 0  # cell whose time limits are held; 0: none
         self._opens_failure = False  # the running cell opens the failure of an earlier one
