@@ -168,7 +168,9 @@ list(DataLoader(Data(), num_workers=1))"""
 
 
 def test_mesh_dimensions_select_ranks(user):
-    code = f"{ALL}def h():\n    mesh = dist.init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))\n    breakpoint()\nh()"
+    code = (
+        f"{ALL}def h():\n    mesh = dist.init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))\n    breakpoint()\nh()"
+    )
     reply = user.run(code, ["@tp=1 p rank", "@pp=0 p rank", "c"])
     assert "[1] 1\n" in reply.stdout and "[0] 0" not in reply.stdout
     assert "no mesh in a variable of the ranks has a dimension 'pp'; the names are host, tp\n" in reply.stderr

@@ -22,6 +22,7 @@ from ddp_notebook.messages.debug_messages import (
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Checked, InputReply, Interrupt, RunCell
 from ddp_notebook.rank.cell.exceptions import known_words
+from ddp_notebook.rank.cell.stdin import NO_CELL
 from ddp_notebook.rank.debug.long_timeouts import LongTimeouts, hold_loaders
 from ddp_notebook.rank.debug.post_mortem import PostMortem, innermost_of_user
 from ddp_notebook.rank.debug.rank_pdb import RankPdb, forget_breakpoints
@@ -151,7 +152,8 @@ class DebugFeature(Feature):
             sys.settrace(tracer)
 
     def _debugger(self, first: Callable[[list[Any]], int] | None = None) -> RankPdb:
-        self._refuse_in_child()
+        if os.getpid() != self._pid:
+            raise RuntimeError(_OF_CHILD)
         if self.core.running() is None:
             raise RuntimeError(NO_CELL)
         self._has_stopped = True
