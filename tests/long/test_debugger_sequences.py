@@ -70,7 +70,8 @@ from ddp_notebook.rank.group.held_time import CLOCK as _clock
 print(sorted({{g._get_backend(torch.device('cpu')).options._timeout.total_seconds() for g in {GROUPS}}}),
       sys.gettrace(), [b for b in bdb.Breakpoint.bpbynumber if b], _clock._since_ns,
       len(psutil.Process().children()))"""
-THREADS = "import threading; print(sorted(t.name for t in threading.enumerate()))"
+THREADS = "import threading; print([f'{type(t).__name__} {t.name}' for t in threading.enumerate()])"
+OF_PYZMQ = "GarbageCollectorThread Thread"  # it starts with the first large message
 
 
 class Debugged:
@@ -209,8 +210,9 @@ class Debugged:
     def threads(self) -> set[str]:
         """Return the names of threads on the ranks, and of those of the notebook."""
         of_ranks, of_notebook = (self.kernel.run(f"{magic}{THREADS}").stdout for magic in (ALL, ""))
-        names = re.findall(r"'([^']+)'", of_ranks)
-        return {f"rank: {name}" for name in names} | set(re.findall(r"'([^']+)'", of_notebook))
+        found = {f"rank: {name}" for name in re.findall(r"'([^']+)'", of_ranks)}
+        found |= set(re.findall(r"'([^']+)'", of_notebook))
+        return {re.sub(r"-\d+", "", name) for name in found} - {OF_PYZMQ}
 
     def held(self) -> dict[str, int]:
         """Return counts of the notebook's process that must not grow."""
