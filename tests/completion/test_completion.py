@@ -78,6 +78,21 @@ def test_names_come_from_the_ranks(front):
     assert "my_model" not in front.names("my_mo"), "a plain cell runs in the notebook"
 
 
+def test_requests_of_vscode(front):
+    """VS Code requires a type and positions for each name. It requests help for a text that it shortens wrongly.
+
+    Source: `provideCompletionItemsFromKernel` and `generateInspectRequestMessage` of vscode-jupyter
+    """
+    cell = "%%on_all_ranks\ny = my_model.layer_one.we"
+    content = front.ask(cell)
+    types = content["metadata"]["_jupyter_types_experimental"]
+    assert content["status"] == "ok" and content["matches"] == [one["text"] for one in types] == ["weight"]
+    assert [(one["start"], one["end"]) for one in types] == [(content["cursor_start"], content["cursor_end"])]
+    column = len("y = my_model.layer_one.")
+    help_ = front.ask(cell[:column] + "weight", "inspect")
+    assert help_["status"] == "ok" and not help_["found"]
+
+
 def test_names_under_auto(front, kernel):
     kernel.run("%ddp_auto on")
     try:
