@@ -122,6 +122,18 @@ def test_stop_at_the_prompt_ends_the_cell(user):
     assert user.run(f"{ALL}kept").stdout == "[0] 0\n[1] 1\n" and is_whole(user)
 
 
+def test_a_thread_at_the_prompt_ends_with_a_stopped_cell(user):
+    code = f"""{ALL}import threading
+def work():
+    for _ in range(3):
+        breakpoint()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()"""
+    assert user.run(code, ["p rank", "(stop)"]).ename == "KeyboardInterrupt"
+    assert user.run(f"{ALL}thread.join(10); thread.is_alive()").stdout == "[0-1] False\n"
+
+
 def test_limits_of_the_cell_are_held(user):
     """The session has a grace time and a hang card after 1 s."""
     code = "if rank == 0: breakpoint()\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()"

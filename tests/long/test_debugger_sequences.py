@@ -230,10 +230,11 @@ def front(kernel):
     return kernel
 
 
-def test_random_sequences_leave_the_session_whole(front, tally):
+@pytest.mark.parametrize("guard", ["on", "off"], ids=["guard on", "guard off"])
+def test_random_sequences_leave_the_session_whole(front, tally, guard):
     print(f"seed {SEED}")
     kernel, user = front, Debugged(front, random.Random(SEED))
-    assert kernel.run("%ddp_start 2 --grace 1 --hang-after 1 --live off").status == "ok"
+    assert kernel.run(f"%ddp_start 2 --grace 1 --hang-after 1 --live off --guard {guard}").status == "ok"
     user.set_up()
     for line in ("%ddp_whos", f"{ALL}raise ValueError('no')"):  # these may start threads that stay
         kernel.run(line)
@@ -245,7 +246,8 @@ def test_random_sequences_leave_the_session_whole(front, tally):
     user.tab(Reply())
     before, threads, held = user.state(), user.threads(), user.held()
     try:
-        for n in tally(SEQUENCES, f"random sequences of debugger commands, stops, deaths, Tabs and whos, seed {SEED}"):
+        what = "random sequences of debugger commands, stops, deaths, Tabs and whos"
+        for n in tally(SEQUENCES, f"{what}, guard {guard}, seed {SEED}"):
             user.play()
             assert user.sums() == "[0-1] 4.0\n", (n, user.done)
             assert user.state() == before != "", (n, user.done)
