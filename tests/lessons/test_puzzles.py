@@ -88,6 +88,20 @@ def test_a_solution_may_be_on_the_ranks(session):
     assert lessons.check("02/spread", "on_ranks")
 
 
+def test_memory_counts_the_part_of_a_distributed_tensor(session):
+    code = """
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from ddp_notebook.lessons.questions.puzzle_ranks import TensorMemory
+
+whole = distribute_tensor(torch.zeros(1000), init_device_mesh("cpu", (world_size,)), [Shard(0)])
+with TensorMemory() as memory:
+    other = whole + 1
+peak = memory.peak_bytes
+"""
+    session.run(code, quiet=True)
+    assert set(session["peak"].values()) == {2000}
+
+
 def test_the_source_of_a_class_of_a_cell_is_found():
     """`inspect.getsource` finds no class of a notebook cell."""
     source = "a = 1\n\nclass Mine:\n    def run(self):\n        return 7\n\nb = 2\n"

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 _MOST_TEXT = 200
@@ -75,11 +75,14 @@ class TensorMemory(TorchDispatchMode):
         self._alive: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(is_traceable_wrapper_subclass(one) for one in _tensors((args, kwargs))):
+            return NotImplemented  # a DTensor: count the operations on its part, and not the whole tensor
         given = {one.untyped_storage()._cdata for one in _tensors((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for one in _tensors(result):
             storage = one.untyped_storage()
-            if storage._cdata not in given:  # not a view, and not an operation in place
+            is_new = storage._cdata not in given  # not a view, and not an operation in place
+            if is_new and storage.device.type != "meta":  # DTensor computes shapes on tensors without memory
                 self._alive.add(storage)
         self.peak_bytes = max(self.peak_bytes, sum(storage.nbytes() for storage in self._alive))
         return result

@@ -138,7 +138,7 @@ def _run(runner: LessonRunner, puzzle: Puzzle, solution: Solution) -> tuple[Mapp
     peak: Mapping[int, int] = {}
     if any(target.measure.needs_memory for target in puzzle.targets):
         memory = f"{make}\n_puzzle.run({puzzle.call!r}, with_memory=True)\n_lesson_told = _puzzle.peak_bytes"
-        peak = runner.ask(memory, level="off")  # what the recording allocates does not count
+        peak = runner.ask(memory, level="off")  # without the memory of the recording
     cells = [*(one.cell for one in calls), *(one.cell for one in steps)]
     attempt = Attempt(
         ranks=tuple(range(session.world_size)),
