@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.lessons.questions.judging import Question
 from ddp_notebook.lessons.questions.measures import PEAK
 from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 from ddp_notebook.session import current
 
+_picked = 0  # the last rank that the notebook has picked, for guesses after the end of the ranks
+
 
 def _slow_rank(_: int) -> int:
     """Return the rank that the notebook has picked; 0 before that."""
-    session = current()
-    try:
-        return 0 if session is None else int(session.pull("slow", 0)[0])
-    except DDPNotebookError:  # the ranks have no such variable yet
-        return 0
+    global _picked
+    if (session := current()) is not None:
+        with suppress(DDPNotebookError):  # the ranks may not have the variable yet
+            _picked = int(session.pull("slow", 0)[0])
+    return _picked
 
 
 QUESTIONS: dict[str, Question] = {
