@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -23,6 +24,7 @@ _BOX = ("You need", "You will be able to", "Minutes", "You may stop")
 each_page = pytest.mark.parametrize("path", WITH_CLAIMS, ids=lambda path: path.stem)
 
 
+@functools.cache
 def cells_of(path: Path) -> list[nbformat.NotebookNode]:
     return list(nbformat.read(path, as_version=4).cells)
 
