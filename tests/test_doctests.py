@@ -23,6 +23,7 @@ import pytest
 import ddp_notebook
 from ddp_notebook import lessons
 from ddp_notebook.launch.transports.local import LocalTransport
+from ddp_notebook.lessons.questions.answers_file import answers_file
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.slow
@@ -58,6 +59,15 @@ _SKIPPED = {
     "start": "ddp_notebook.record.start records the process that it is called in, to its end",
     "survive": "it is for ranks, with a model and an optimizer there; tests.test_survive runs it",
 }
+
+
+@pytest.fixture(autouse=True)
+def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep answers to questions of lessons in a file of the test."""
+    monkeypatch.setenv("DDP_NOTEBOOK_ANSWERS", str(tmp_path / "answers.json"))
+    answers_file.cache_clear()
+    yield
+    answers_file.cache_clear()
 
 
 def _examples() -> Iterator[doctest.DocTest]:

@@ -25,8 +25,8 @@ def ask(name: str, answer: Any = ..., /) -> None:
         UsageError: There is no question of this name, or the answer is not among its choices.
 
     Example:
-        >>> lessons.ask("05/who-waits", "sender")
-        Your guess is kept: sender. lessons.result shows the result.
+        >>> lessons.ask("04/world-size", 24)
+        Your guess is kept: 24. lessons.result shows the result.
     """
     question = guesses.find(name)
     if answer is not None and answer is not ...:

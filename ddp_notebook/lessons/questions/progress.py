@@ -54,7 +54,7 @@ def progress() -> AnswersTable:
     Example:
         >>> lessons.progress()
         lesson  right at first try  right later  shown  open
-        04                       3            1      0     2
+        01                       0            0      0     5
         ...
     """
     answers = answers_file().read()
