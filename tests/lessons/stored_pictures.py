@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import base64
 import re
+from io import BytesIO
 from pathlib import Path
 
 import nbformat
+from PIL import Image
 
 from tools.picture_texts import Texts, read, without_numbers
 
+LEAST_PX = 9.0  # at 800 pixels
+TALLEST_PX = 900  # at 800 pixels, about one screen
+CHECKED = ("05", "06", "07", "08", "09")  # notebooks whose pictures all follow the rules
 _SAME_WORDS = 0.4  # least share of common words of two titles, which may name what was the fastest
 
 
@@ -30,9 +35,12 @@ def pngs(cells: list[nbformat.NotebookNode]) -> dict[str, bytes]:
 def compare(path: Path, executed: list[nbformat.NotebookNode]) -> None:
     """Check that the stored pictures of a notebook have the axes and titles of an execution of it.
 
-    Pictures that were stored without their texts are skipped.
+    Pictures that were stored without their texts are skipped. In the notebooks of `CHECKED` all drawn pictures must be
+    readable, also those that are not stored because they answer a question.
     """
     fresh = pngs(executed)
+    if path.name[:2] in CHECKED:
+        check_readable(fresh)
     for cell_id, png in pngs(nbformat.read(path, as_version=4).cells).items():
         stored, now = read(png), read(fresh[cell_id]) if cell_id in fresh else None
         if stored is None or now is None:
@@ -40,6 +48,16 @@ def compare(path: Path, executed: list[nbformat.NotebookNode]) -> None:
         where = f"{path.name}, cell {cell_id}: store its pictures again with python -m tools.pictures {path}"
         assert words_of(stored) == words_of(now), where
         assert in_common(stored.title, now.title) >= _SAME_WORDS, (where, stored.title, now.title)
+
+
+def check_readable(pictures: dict[str, bytes]) -> None:
+    """Check that letters have 9 pixels on a page of 800, that no text covers another one, and the height."""
+    for cell_id, png in pictures.items():
+        if (texts := read(png)) is not None:
+            width, height = Image.open(BytesIO(png)).size
+            assert height * min(1.0, 800 / width) <= TALLEST_PX, cell_id
+            assert texts.smallest_px >= LEAST_PX, (cell_id, texts)
+            assert not texts.overlaps and not texts.cut, (cell_id, texts)
 
 
 def words_of(texts: Texts) -> set[str]:

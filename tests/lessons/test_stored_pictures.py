@@ -8,27 +8,23 @@ from __future__ import annotations
 import base64
 import itertools
 import re
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-from PIL import Image
 
 from ddp_notebook.display import picture
 from ddp_notebook.lessons.messages.transfer_picture import call_spans
 from ddp_notebook.observe.figures.palette import ACTIONS, FILLS
-from tests.lessons.stored_pictures import compare, pngs
+from tests.lessons.stored_pictures import CHECKED, LEAST_PX, check_readable, compare, pngs
 from tools.picture_texts import Texts, read, record
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-LEAST_PX = 9.0  # at 800 pixels
-TALLEST_PX = 900  # at 800 pixels, about one screen
 # A literal colour: "#d55e00", "C0", "tab:red", a grey as "0.8", or color="white".
 _LITERAL = re.compile(r"""#[0-9a-fA-F]{6}\b|["']C\d["']|["']tab:\w+["']|colou?rs?=["'](?!none)[\w.#]+["']""")
-COLOURED = [path for path in NOTEBOOKS if "05" <= path.name[:2] <= "09"]
+COLOURED = [path for path in NOTEBOOKS if path.name[:2] in CHECKED]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -41,12 +37,7 @@ def test_no_two_pictures_of_a_notebook_are_equal(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_stored_picture_is_readable(path):
     """Letters have 9 pixels on a page of 800, no text covers another one, and a picture fits on a screen."""
-    for cell_id, png in pngs(nbformat.read(path, as_version=4).cells).items():
-        if (texts := read(png)) is not None:
-            width, height = Image.open(BytesIO(png)).size
-            assert height * min(1.0, 800 / width) <= TALLEST_PX, cell_id
-            assert texts.smallest_px >= LEAST_PX, (cell_id, texts)
-            assert not texts.overlaps and not texts.cut, (cell_id, texts)
+    check_readable(pngs(nbformat.read(path, as_version=4).cells))
 
 
 @pytest.mark.parametrize("path", COLOURED, ids=lambda path: path.stem)

@@ -268,11 +268,9 @@ def _draw(found: Costs) -> Picture:
     below.set(yticks=range(found.world_size), ylim=(found.world_size - 0.45, -0.55))
     below.set_yticklabels([f"rank {rank}" for rank in range(found.world_size)])
     below.xaxis.set_major_formatter(FuncFormatter(lambda x, _: size(x)))
-    below.set_xlabel(f"bytes into and out of each rank for {size(found.counted)} of data, as recorded", fontsize=9)
+    below.set_xlabel(f"bytes into and out of each rank for {size(found.counted)} of data; colours as above", fontsize=9)
     below.xaxis.label.set_color(INK)
     below.margins(x=0.12)
-    if names:
-        below.legend(fontsize=8, frameon=False, labelcolor=INK, loc="lower right")
     return figure
 
 

@@ -68,15 +68,15 @@ QUESTIONS: dict[str, Question] = {
     ),
 }
 
-# Six layers of 1 MB. A ring of N ranks moves 2 (N - 1) / N of a layer, in 20 ms.
+# Ten layers of 1 MB. A ring of N ranks moves 2 (N - 1) / N of a layer, in 15 ms.
 _HIDE = """
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from ddp_notebook.lessons.ddp.ranks import SlowLink, simulate_compute
 
 torch.manual_seed(0)
-model = torch.nn.Sequential(*[torch.nn.Linear(500, 500) for _ in range(6)]).to(device)
+model = torch.nn.Sequential(*[torch.nn.Linear(500, 500) for _ in range(10)]).to(device)
 simulate_compute(model, 0.18)
-link = SlowLink(2 * (world_size - 1) / world_size * 1.002 / 0.02, device)
+link = SlowLink(2 * (world_size - 1) / world_size * 1.002 / 0.015, device)
 
 def train(wrapped):
     wrapped.register_comm_hook(None, link.around(allreduce_hook))
@@ -100,7 +100,7 @@ PUZZLES: dict[str, Puzzle] = {
         call="train(solution(model))",
         wanted="True",
         targets=(Target(measure=EXPOSED_SHARE, most=0.2),),
-        why="five of six buckets are sent while the backward pass of earlier layers runs.",
+        why="nine of ten buckets are sent while the backward pass of earlier layers runs.",
         hint="By default the first bucket has up to 1 MB, and the others up to 25 MB. How large are all gradients of "
         "this model, and into how many buckets do they go?",
         wrong_hint="After the steps all ranks must have equal weights.",
