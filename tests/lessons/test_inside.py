@@ -178,6 +178,20 @@ def test_the_others_wait_for_a_straggler(ddp, plain):
     assert any(text.get_text() == "asleep" for text in found.picture().axes[0].texts)
 
 
+def test_small_buckets_are_hidden_by_a_simulated_backward(ddp):
+    """Sleeping takes at least its time, and one bucket is full only when nothing is left to compute."""
+
+    def hidden_ns(run):
+        parts = [one for step in run.steps if step.step >= 2 for one in pieces(run.spans, run.steps, step)]
+        return sum(one.end_ns - one.start_ns for one in parts if one.meaning == "hidden")
+
+    small = ddp.run(4, compute_ms=80, link_mb_s=50)
+    large = ddp.run(4, compute_ms=80, link_mb_s=50, bucket_cap_mb=25)
+    assert small.ms["compute"] >= 120 and large.ms["compute"] >= 120, "forward and backward"
+    assert hidden_ns(small) > 0 == hidden_ns(large)
+    assert small.name == "buckets of 1 MB, backward of 80 ms, link of 50 MB/s"
+
+
 @pytest.mark.long
 def test_passes_without_synchronisation_send_nothing(ddp, plain):
     found = ddp.run(no_sync=2)

@@ -108,6 +108,20 @@ def test_costs_are_measured_fitted_and_counted(ranks):
     assert costs.plot().axes[0].get_ylabel() == "time (ms)"
 
 
+def test_a_simulated_link_takes_its_time(ranks):
+    """A rank sleeps at least as long as its link needs, so on any machine a time is at least that of the model."""
+    costs = lessons.cost(sizes=[ranks * 4_000, ranks * 100_000], repeats=1, link_mb_s=20, link_ms=1)
+    assert "all_reduce" not in costs.algorithms and costs.link == (1, 20)
+    for name in costs.algorithms:
+        for nbytes, seconds in costs.of(name).items():
+            # Halving and doubling on three ranks needs less than the model says, which has the busiest rank.
+            least = plans.cost("ring all_reduce" if name == "halving and doubling" else name, ranks, nbytes).nbytes
+            assert seconds > 0.95 * (least / 20e6), (name, nbytes)
+    assert "links of 20 MB/s and 1 ms a message" in costs.plot().get_suptitle()
+    with pytest.raises(UsageError, match="link_mb_s must be greater than 0 and link_ms at least 0, got 0 and"):
+        lessons.cost(link_mb_s=0)
+
+
 @pytest.mark.parametrize("name", plans.REDUCES)
 @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
 def test_the_fit_finds_the_alpha_and_beta_of_the_times(name, world_size):

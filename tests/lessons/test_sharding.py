@@ -48,6 +48,25 @@ def test_a_product_is_put_together_of_what_the_ranks_hold(ranks, of_a, of_b):
     assert len(state["matrices"]) == 3 and state["whole"] == (product.a @ product.b).tolist()
 
 
+@pytest.mark.parametrize(("of_a", "of_b", "copies"), [("Replicate()", "Shard(1)", 0), ("Shard(1)", "Shard(0)", 2)])
+def test_a_copy_or_summand_on_each_rank_is_drawn_once_per_rank(ranks, of_a, of_b, copies):
+    """A replicated matrix in the colours of all ranks would look like a cyclic Shard(1)."""
+    product = lessons.product(of_a, of_b).run()
+    drawn = [
+        [
+            (round(bar.get_x(), 3), round(bar.get_y(), 3), bar.get_facecolor())
+            for bar in axes.patches
+            if bar.get_facecolor()[3]  # without outlines
+        ]
+        for axes in product.picture().axes
+    ]
+    for at, (held, cells) in enumerate(zip(product.held, drawn, strict=True)):
+        rows, columns = held.placement.shape
+        assert len({(x, y) for x, y, _ in cells}) == len(cells), "no element is drawn over another one"
+        assert len(cells) == rows * columns * (ranks if at == copies else 1)
+        assert len({colour for *_, colour in cells}) == ranks
+
+
 def test_a_product_is_driven_by_messages(ranks):
     product = lessons.product()
     product.act({"do": "configure", "options": {"of_a": "Shard(1)", "of_b": "Shard(0)"}})
