@@ -46,7 +46,7 @@ QUESTIONS: dict[str, Question] = {
         why="every microbatch passes the slow stage, so all stages work at its speed.",
         hint="How often can the slow stage start a microbatch? And can another stage be faster than that?",
         traps={
-            "(1 + 1 / n) times as long": "That is how much more work there is. The other ranks wait meanwhile.",
+            "(1 + 1 / n) times as long": "That is how much more work there is. The other ranks wait during this time.",
             "not longer": "The other stages have no work that could hide the slow one.",
         },
         choices=("not longer", "(1 + 1 / n) times as long", "nearly 2 times as long"),

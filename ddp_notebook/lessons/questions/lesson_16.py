@@ -12,7 +12,7 @@ QUESTIONS: dict[str, Question] = {
         why="the mean of gradients of which one is infinite is infinite, so every rank finds it in its own copy.",
         hint="Which gradients does every rank have after the backward of DDP?",
         traps={
-            "rank 1": "That would be right if each rank checked the gradients of its own batch only.",
+            "rank 1": "That would be right if each rank checked the gradients of only its batch.",
             "none": "The loss of rank 1 is so large that its scaled gradients do not fit into float16.",
         },
         choices=("rank 1", "all", "none"),
@@ -52,9 +52,10 @@ QUESTIONS: dict[str, Question] = {
     ),
     "16/which-hook": Question(
         answer=["fp16", "none", "top-k"],
-        why="fp16 receives half of DDP's bytes on any number of ranks, top-k 64 / 20 times DDP's.",
+        why="fp16 receives half of DDP's bytes on any number of ranks, and top-k receives 64 / 20 times as many "
+        "bytes as DDP.",
         hint="fp16 keeps the all-reduce and halves the size. For top-k use the ratio N / 20.",
-        traps={("top-k", "fp16", "none"): "That is right for what a rank gives. What does it receive from 63 others?"},
+        traps={("top-k", "fp16", "none"): "A rank gives few bytes, but it receives those of 63 other ranks."},
     ),
 }
 

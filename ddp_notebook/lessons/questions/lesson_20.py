@@ -67,7 +67,7 @@ QUESTIONS: dict[str, Question] = {
     "20/factor": Question(
         answer={"rank 0": 1.25, "rank 1": 0.75},
         why="len(x) * world_size / 64: 40 * 2 / 64 and 24 * 2 / 64.",
-        hint="DDP divides the sum by 2. The sum over all samples divided by 64 is what you want.",
+        hint="DDP divides the sum by 2. The goal is the sum over all samples divided by 64.",
     ),
     "20/repaired": Question(
         answer={"findings": [], "is within 0.01 %": True},
