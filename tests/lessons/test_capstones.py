@@ -106,3 +106,8 @@ def test_a_plan_as_a_table():
     plan = lessons.plan(shard=16)
     assert "does not fit: 4 GB must stay free" in repr(plan)
     assert plan._repr_html_().count("<tr>") == 11 and 'href="https://arxiv.org/abs/1910.02054"' in plan._repr_html_()
+
+
+def test_a_program_needs_a_notebook_to_be_edited():
+    with pytest.raises(UsageError, match="needs a notebook"):
+        lessons.bug(5).edit()

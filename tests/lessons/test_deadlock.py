@@ -1,4 +1,4 @@
-"""Lesson 23: its two debugger sessions on a deadlock have the output that its text shows."""
+"""Lessons 23 and 27 in a kernel: debugger sessions have the output that the text shows; a program becomes a cell."""
 
 from __future__ import annotations
 
@@ -45,3 +45,11 @@ def test_a_missing_message_is_sent_at_the_prompt(user):
     numbers = [re.sub(r"line \d+", "line", one) for one in said]
     assert [line for line in lines if re.sub(r"line \d+", "line", line) not in numbers] == []
     assert "dist.isend" in " ".join(commands)
+
+
+def test_a_broken_program_is_put_into_a_new_cell(user):
+    code = (
+        "from ddp_notebook import lessons\nlessons.bug(5).edit()\nprint(get_ipython().payload_manager.read_payload())"
+    )
+    said = user.run(code).stdout
+    assert "'source': 'set_next_input'" in said and "%%on_all_ranks --timeout 20\\nfrom torch import nn" in said

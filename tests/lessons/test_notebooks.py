@@ -28,7 +28,17 @@ FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(p for p in FOLDER.glob("[0-9][0-9]_*.ipynb") if not p.name.endswith(".executed.ipynb"))
 LESSONS = [path for path in NOTEBOOKS if path.name >= "04"]
 OF_FOUR = ("07", "15")  # about trees and meshes, which need more than two ranks
-MOST_S = {"10": 60.0, "11": 60.0, "12": 60.0, "17": 60.0, "18": 90.0, "19": 90.0, "21": 60.0, "23": 60.0}  # else 30
+MOST_S = {
+    "10": 60.0,
+    "11": 60.0,
+    "12": 60.0,
+    "17": 60.0,
+    "18": 90.0,
+    "19": 90.0,
+    "21": 90.0,
+    "23": 90.0,
+    "27": 60.0,
+}  # else 30
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 

@@ -48,6 +48,19 @@ class Bug:
         """Run the broken program on all ranks. Its error, if it has one, is printed and not raised."""
         self._run(self.code)
 
+    def edit(self) -> None:
+        """Put the broken program into a new cell for the ranks.
+
+        Raises:
+            UsageError: Not called in a notebook.
+        """
+        from IPython.core.getipython import get_ipython
+
+        shell = get_ipython()  # type: ignore[no-untyped-call]
+        if shell is None:
+            raise UsageError("edit() needs a notebook; print(lessons.bug(1).code) shows a program")
+        shell.set_next_input(f"%%on_all_ranks --timeout {max(self.limit_s, 2):g}\n{self.code.strip()}\n")
+
     def repair(self) -> None:
         """Run the repaired program of this package."""
         code = self.code

@@ -48,11 +48,6 @@ class Link:
     Args:
         mb_s: Megabytes per second.
         call_ms: Milliseconds that each call costs in addition.
-
-    Example:
-        >>> link = Link()
-        >>> transfer = link.all_reduce(gradient)  # returns at once; the tensor changes in the background
-        >>> transfer.wait()
     """
 
     def __init__(self, mb_s: float = MB_S, call_ms: float = CALL_MS) -> None:
