@@ -56,7 +56,7 @@ class Bug:
         """
         from IPython.core.getipython import get_ipython
 
-        shell = get_ipython()  # type: ignore[no-untyped-call]
+        shell = get_ipython()
         if shell is None:
             raise UsageError("edit() needs a notebook; print(lessons.bug(1).code) shows a program")
         shell.set_next_input(f"%%on_all_ranks --timeout {max(self.limit_s, 2):g}\n{self.code.strip()}\n")
