@@ -94,6 +94,17 @@ def test_a_text_is_old_once_its_english_cell_changes(tmp_path):
     assert [cell.source for cell in notebook.cells] == ["One", "둘"]
 
 
+def test_a_notebook_that_a_learner_has_changed_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(languages, "FOLDER", tmp_path)
+    first, *others = languages.build("ko")
+    assert languages.build("ko") == [first, *others], "built again"
+    notebook = nbformat.read(first, as_version=4)
+    notebook.cells[-1].source += "\n# my own line"
+    nbformat.write(notebook, first)
+    assert languages.build("ko") == others
+    assert nbformat.read(first, as_version=4).cells[-1].source.endswith("# my own line")
+
+
 def test_a_sentence_is_translated_next_to_its_file(tmp_path, monkeypatch):
     sentences = {"Rank {0} sends {1} MB.": "랭크 {0} 이 {1} MB 를 보낸다.", "right": "정답"}
     (tmp_path / FILE).write_text(json.dumps(sentences), encoding="utf-8")

@@ -10,6 +10,7 @@ import pytest
 
 from ddp_notebook.launch.options import TABLE
 from ddp_notebook.magics import _MAGICS
+from tools.course import declaration
 from tools.docs import notebooks, reference, sources
 from tools.docs.fresh import ROOT
 from tools.docs.notebooks import NOTEBOOKS
@@ -78,6 +79,23 @@ def test_the_options_page_has_every_start_option_and_every_magic():
         for action in magic.parser()._actions:
             if action.option_strings and action.dest != "help":
                 assert re.search(rf"{action.option_strings[-1]}\b", page), (name, action.option_strings)
+
+
+def test_the_side_list_has_the_numbers_of_lessons_in_the_order_of_reading():
+    lines = sources._toctree().split("```", 2)[1].splitlines()
+    shown = [line for line in lines if line.endswith(">")]
+    assert shown == [f"{one.number} {one.title} <{one.file.stem}>" for one in declaration.read().lessons.values()]
+    assert sorted(line[:2] for line in shown) == [path.name[:2] for path in NOTEBOOKS]
+
+
+def test_links_of_a_notebook_lead_to_pages_of_the_site():
+    cells = [
+        nbformat.v4.new_markdown_cell("[a](../docs/guide/memory.md) [b](glossary.md#rank)"),
+        nbformat.v4.new_code_cell("x[0](y)"),
+    ]
+    page = sources._page("notebooks/a.ipynb", nbformat.v4.new_notebook(cells=cells), sources.site_paths())
+    first, second = nbformat.reads(page, as_version=4).cells
+    assert first.source == "[a](../guide/memory.md) [b](glossary.md#rank)" and second.source == "x[0](y)"
 
 
 def _without_code(page: str) -> str:

@@ -38,6 +38,7 @@ LANGUAGES = {"ko": "한국어", "zh-TW": "繁體中文"}
 LESSONS: tuple[str, ...] = ("01", "04")
 TEXTS = FOLDER / "languages"
 ROOT = FOLDER.parent
+_BUILT = "ddp_notebook_built"  # entry of the metadata: hash of the cells as they were written
 _MARK = re.compile(r"^<!-- (?P<kind>cell|section) (?P<id>[\w-]+)(?: (?P<hash>[0-9a-f]{8}))? -->\n", re.MULTILINE)
 _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s]+)")
@@ -193,18 +194,35 @@ def _sentences_of(question: Question, size: int) -> Iterator[str]:
 
 
 def build(language: str) -> list[Path]:
-    """Write the translated lessons of a language, and the sentences of their questions. Return the notebooks."""
+    """Write the translated lessons of a language, and the sentences of their questions. Return the written notebooks.
+
+    A notebook that a learner has changed stays as it is.
+    """
     folder = FOLDER / language
     folder.mkdir(exist_ok=True)
-    made = []
+    written = []
     for number in LESSONS:
-        file, lesson = TEXTS / language / f"{number}.md", read().lessons[number].file
-        if file.is_file():
-            notebook = translate(nbformat.read(lesson, as_version=4), file)
-            nbformat.write(notebook, folder / lesson.name)
-            made.append(folder / lesson.name)
+        lesson = read().lessons[number].file
+        path = folder / lesson.name
+        if not _is_changed(path):
+            notebook = translate(nbformat.read(lesson, as_version=4), TEXTS / language / f"{number}.md")
+            notebook.metadata[_BUILT] = _hash_of_sources(notebook)
+            nbformat.write(notebook, path)
+            written.append(path)
     (folder / FILE).write_text(json.dumps(sentences(language), ensure_ascii=False, indent=1), encoding="utf-8")
-    return made
+    return written
+
+
+def _is_changed(path: Path) -> bool:
+    """Return whether the cells of a built notebook have been edited."""
+    if not path.is_file():
+        return False
+    notebook = nbformat.read(path, as_version=4)
+    return bool(notebook.metadata.get(_BUILT) != _hash_of_sources(notebook))
+
+
+def _hash_of_sources(notebook: NotebookNode) -> str:
+    return hash_of("\n".join(cell.source for cell in notebook.cells))
 
 
 def stamp(file: Path, english: dict[str, str]) -> None:
@@ -233,8 +251,10 @@ def main() -> int:
                 print(f"<!-- cell {cell} --> {reason}\n{english.get(cell, '')}\n")
     if not options.todo and not options.stamp:
         for language in LANGUAGES:
-            for path in build(language):
-                print(path.relative_to(ROOT))
+            written = build(language)
+            for number in LESSONS:
+                path = FOLDER / language / read().lessons[number].file.name
+                print(path.relative_to(ROOT), "" if path in written else "stays, because its cells were changed")
     return 0
 
 
