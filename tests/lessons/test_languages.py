@@ -114,7 +114,7 @@ def test_a_sentence_is_translated_next_to_its_file(tmp_path, monkeypatch):
     assert shown == ["정답", "랭크 3 이 0.5 MB 를 보낸다.", "left"]
 
 
-def test_verdicts_and_choices_are_in_the_language_of_the_notebook(tmp_path, monkeypatch):
+def test_verdicts_are_in_the_language_of_the_notebook(tmp_path, monkeypatch):
     """The kept answer stays English, so that files of a class can be compared."""
     question = QUESTIONS["04/world-size"]
     reason = "이유"

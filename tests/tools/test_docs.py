@@ -81,7 +81,7 @@ def test_the_options_page_has_every_start_option_and_every_magic():
                 assert re.search(rf"{action.option_strings[-1]}\b", page), (name, action.option_strings)
 
 
-def test_the_side_list_has_the_numbers_of_lessons_in_the_order_of_reading():
+def test_the_side_list_has_numbered_lessons_in_reading_order():
     lines = sources._toctree().split("```", 2)[1].splitlines()
     shown = [line for line in lines if line.endswith(">")]
     assert shown == [f"{one.number} {one.title} <{one.file.stem}>" for one in declaration.read().lessons.values()]

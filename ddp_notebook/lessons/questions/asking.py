@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp_notebook.display import has_front_end
+from ddp_notebook.lessons.language import translated
 from ddp_notebook.lessons.questions import guesses
 
 
@@ -30,7 +31,7 @@ def ask(name: str, answer: Any = ..., /) -> None:
     """
     question = guesses.find(name)
     if answer is not None and answer is not ...:
-        print(f"{guesses.keep(name, answer)} lessons.result shows the result.")
+        print(guesses.keep(name, answer), translated("lessons.result shows the result."))
         return
     if has_front_end():
         from ddp_notebook.lessons.questions.ask_box import AskBox
