@@ -7,6 +7,7 @@ import re
 import nbformat
 import pytest
 
+from ddp_notebook.lessons.questions.catalogue import QUESTIONS
 from tools.course.declaration import notebooks, read
 from tools.course.slides import as_slides, export, on_slide
 
@@ -32,6 +33,14 @@ def test_slides_of_a_lesson_are_built(number, tmp_path):
     assert len(slides) == sum(headings(text) for text in texts)
     assert page.count("<aside") >= len(slides)
     assert page.count('src="data:image/png') == len(pictures)
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_executed_slides_have_the_results_of_questions(tmp_path, monkeypatch):
+    monkeypatch.setenv("DDP_NOTEBOOK_RANKS", "2")
+    page = export(read().lessons["04"].file, tmp_path, is_executed=True).read_text(encoding="utf-8")
+    assert QUESTIONS["04/world-size"].why in page and "Guess first" not in page
 
 
 @pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)

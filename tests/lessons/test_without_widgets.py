@@ -22,8 +22,9 @@ VIEWS = (
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_each_view_has_a_picture_and_a_text():
-    with closing(NotebookKernel()) as kernel:
+def test_each_view_has_a_picture_and_a_text(tmp_path):
+    """Answers are kept in the folder of the kernel."""
+    with closing(NotebookKernel(cwd=str(tmp_path))) as kernel:
         begun = kernel.run("%load_ext ddp_notebook\n%ddp_start 2\nfrom ddp_notebook import lessons")
         assert begun.status == "ok", begun.traceback
         for view in VIEWS:
@@ -33,4 +34,7 @@ def test_each_view_has_a_picture_and_a_text():
             assert shown and base64.b64decode(shown[-1]["image/png"]).startswith(b"\x89PNG"), view
             assert len(shown[-1]["text/plain"]) > 20, view
             assert all("image/png" in data for data in reply.displays if WIDGET in data), view
+        [asked] = kernel.run('lessons.ask("04/boxes")').displays
+        assert "lessons.ask('04/boxes'" in asked["text/plain"], "the way to answer"
+        assert "Your guess is kept: 1." in kernel.run('lessons.ask("04/boxes", 1)').stdout
         kernel.run("%ddp_stop")

@@ -1,7 +1,7 @@
 """Slides from a lesson: the same notebook, with slide types set by rule.
 
     python -m tools.course.slides 04 06              into build/slides/
-    python -m tools.course.slides 06 --execute       with the outputs of all cells, not only the stored pictures
+    python -m tools.course.slides 06 --execute       with the outputs of all cells and the results of all questions
 
 A slide begins at each heading, and another one below it at each question and each picture. A slide shows headings,
 questions, tables, lists and code; running text becomes the notes of the speaker (key S). The cell after a question
@@ -15,6 +15,7 @@ reveal.js: from the network, or from a folder of packages:
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from pathlib import Path
@@ -108,7 +109,7 @@ def export(path: Path, output: Path, *, is_executed: bool = False, packages: str
     if is_executed:
         resources = {"metadata": {"path": str(path.parent)}}
         client = NotebookClient(notebook, timeout=300, resources=resources, store_widget_state=False)
-        client.execute(transport_encryption="auto")
+        client.execute(transport_encryption="auto", env={**os.environ, "DDP_NOTEBOOK_ANSWERS": "shown"})
     config = Config()
     config.TagRemovePreprocessor.enabled = True
     config.TagRemovePreprocessor.remove_input_tags = {NO_INPUT}
