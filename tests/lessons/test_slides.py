@@ -41,6 +41,7 @@ def test_executed_slides_have_the_results_of_questions(tmp_path, monkeypatch):
     monkeypatch.setenv("DDP_NOTEBOOK_RANKS", "2")
     page = export(read().lessons["04"].file, tmp_path, is_executed=True).read_text(encoding="utf-8")
     assert QUESTIONS["04/world-size"].why in page and "Guess first" not in page
+    assert "another length on each rank" in page and "Or give up" not in page
 
 
 @pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)

@@ -4,9 +4,9 @@
     python -m tools.course.slides 06 --execute       with the outputs of all cells and the results of all questions
 
 A slide begins at each heading, and another one below it at each question and each picture. A slide shows headings,
-questions, tables, lists and code; running text becomes the notes of the speaker (key S). The cell after a question
-appears with the next key. Solutions are left out. The pages need
-reveal.js: from the network, or from a folder of packages:
+questions, tables, lists and code; running text becomes the notes of the speaker (key S). Choices are on the slide of
+their question, and the result is on the next one. Solutions are left out. The pages need reveal.js: from the network,
+or from a folder of packages:
 
     npm install --prefix build reveal.js@4.0.2 requirejs@2.3.6
     python -m tools.course.slides 06 --packages ../node_modules
@@ -35,6 +35,8 @@ _LEFT_OUT = {"badges", "install"}
 _STOP = ("%ddp_stop", "%load_ext")
 _SHOWN = re.compile(r"^(#|\||[-*] |\d+\. |```|>|    |!\[)")
 _QUESTION = re.compile(r"\*\*[^*]+\?\*\*", re.DOTALL)
+_OF_A_QUESTION = "lessons.ask("
+_HOW_TO_ANSWER = re.compile(r"^.*lessons\.ask\(.*\n?", re.MULTILINE)
 _LONG = 12  # code with more lines gets its own slide
 
 
@@ -53,6 +55,8 @@ def as_slides(notebook: NotebookNode) -> NotebookNode:
         if cell.cell_type == "markdown":
             cells += _of_text(cell)
             is_asked = bool(_QUESTION.search(cell.source))
+        elif cell.source.startswith(_OF_A_QUESTION) or "lessons.result(" in cell.source:
+            cells += _of_question(cell)
         else:
             cells.append(_of_code(cell, tags, is_asked))
             is_asked = False
@@ -70,6 +74,19 @@ def _of_text(cell: NotebookNode) -> list[NotebookNode]:
         if part.strip():
             made.append(new_markdown_cell(part, metadata={"slideshow": {"slide_type": "notes"}}))
     return made
+
+
+def _of_question(cell: NotebookNode) -> list[NotebookNode]:
+    """Return the choices of a question for its slide, or its result for the next one; [] if the cell has not run."""
+    if not cell.outputs:
+        return []
+    is_asked = cell.source.startswith(_OF_A_QUESTION)
+    for output in cell.outputs:
+        if is_asked and "text" in output:
+            output.text = _HOW_TO_ANSWER.sub("", output.text)
+    cell.metadata["tags"] = [*cell.metadata.get("tags", []), NO_INPUT]
+    cell.metadata["slideshow"] = {"slide_type": "-" if is_asked else "subslide"}
+    return [cell]
 
 
 def _of_code(cell: NotebookNode, tags: set[str], is_asked: bool) -> NotebookNode:
