@@ -10,6 +10,8 @@ from tools.course.contents import link
 from tools.course.declaration import Course
 
 _ENTRY = re.compile(r'(<a id="(?P<anchor>[^"]+)"></a>\n\n### (?P<title>.+)\n\n(?:- .+\n)+)(?:\nLessons: .*\n)?')
+# Words of the lessons for terms that they do not write out.
+_NAMED = {"Expert parallelism": "expert", "Fault injection": "ddp_fault"}
 _MOST = 5  # lessons for one term
 
 
@@ -38,10 +40,12 @@ def lessons_of(anchor: str, title: str, texts: dict[str, str]) -> list[str]:
         ['01', '02']
     """
     linking = [number for number, text in texts.items() if f"glossary.md#{anchor})" in text]
-    word = re.compile(rf"\b{re.escape(title)}s?\b", re.IGNORECASE)
+    spelled = re.sub(r"[ -]", "[ _-]", _NAMED.get(title, title))  # also as a function: all_gather_into_tensor
+    word = re.compile(rf"\b{spelled}s?\b", re.IGNORECASE)
     return (linking or [number for number, text in texts.items() if word.search(text)])[:_MOST]
 
 
 def _text(course: Course, number: str) -> str:
     cells = nbformat.read(course.lessons[number].file, as_version=4).cells
-    return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    texts = [cell.source for cell in cells if cell.cell_type == "markdown"]
+    return "\n".join([*texts, *(cell.source for cell in cells if cell.source.startswith("%ddp_fault"))])
