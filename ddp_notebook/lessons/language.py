@@ -1,6 +1,6 @@
 """Sentences of the lessons in the language of the notebook.
 
-A translated notebook lies next to a file `sentences.json`, which maps each English sentence to its translation
+A translated notebook lies next to a file `lesson_sentences.json`, which maps each English sentence to its translation
 (tools/course writes both). The English notebooks have no such file.
 """
 
@@ -11,7 +11,7 @@ import json
 import re
 from pathlib import Path
 
-FILE = "sentences.json"
+FILE = "lesson_sentences.json"
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -47,4 +47,5 @@ def without_numbers(text: str) -> str:
 @functools.lru_cache(maxsize=8)
 def _sentences(folder: Path) -> dict[str, str]:
     file = folder / FILE
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found if isinstance(found, dict) else {}  # else another program's file of this name
