@@ -18,7 +18,6 @@ from tools.course.map_picture import Layout
 COURSE = read()
 SVG = "{http://www.w3.org/2000/svg}"
 ROOT = FOLDER.parent
-WITHOUT_BOX = {f"{number:02}" for number in range(1, 21)}
 COUNT = re.compile(
     r"\b(\d\d|[5-9]|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen|twenty(-\w+)?)\]?"
     r" (of the |other |more )?(notebooks|lessons)\b",
@@ -65,9 +64,6 @@ def test_each_lesson_is_on_a_path_or_optional():
 def test_the_box_of_a_lesson_agrees_with_the_declaration(lesson):
     first = nbformat.read(lesson.file, as_version=4).cells[0].source
     box = "\n".join(line for line in first.splitlines() if line.startswith(">"))
-    if not box:  # no lesson that builds on another one
-        assert lesson.number in WITHOUT_BOX
-        return
     needed, _, rest = box.partition("**You will be able to**")
     assert set(re.findall(r"\((\d\d)_\w+\.ipynb\)", needed)) <= COURSE.needed_for(lesson.number)
     assert re.findall(r"\*\*Minutes\*\* (\d+)", rest) == [str(lesson.minutes)]
@@ -147,13 +143,20 @@ def test_no_text_counts_the_lessons():
     assert {path.name: found[0] for path, text in texts.items() if (found := COUNT.search(text))} == {}
 
 
+def test_each_term_of_the_glossary_has_a_lesson_and_each_row_a_notebook():
+    page = (FOLDER / "glossary.md").read_text(encoding="utf-8")
+    assert len(re.findall("^Lessons: ", page, re.MULTILINE)) == len(re.findall("^### ", page, re.MULTILINE)) > 100
+    declared = tomllib.loads((FOLDER / "course.toml").read_text(encoding="utf-8"))["lesson"]
+    assert [row["number"] for row in declared] == list(COURSE.lessons)
+
+
 # ---- the teacher's guide
 
 
 def test_each_lesson_has_a_plan_of_50_minutes():
     with teaching.FILE.open("rb") as file:
         rows = tomllib.load(file)["lesson"]
-    assert set(COURSE.lessons) <= {row["number"] for row in rows}
+    assert {row["number"] for row in rows} == set(COURSE.lessons)
     assert {row["number"]: teaching.minutes(row) for row in rows if teaching.minutes(row) != 50} == {}
     assert all(row["before"] and row["board"] for row in rows)
 

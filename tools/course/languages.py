@@ -35,7 +35,7 @@ from ddp_notebook.lessons.questions.results import GUESS_FIRST
 from tools.course.declaration import FOLDER, read
 
 LANGUAGES = {"ko": "한국어", "zh-TW": "繁體中文"}
-LESSONS: tuple[str, ...] = ("01", "04")
+LESSONS: tuple[str, ...] = ("01", "04", "06", "08", "09")
 TEXTS = FOLDER / "languages"
 ROOT = FOLDER.parent
 _BUILT = "ddp_notebook_built"  # entry of the metadata: hash of the cells as they were written
