@@ -23,6 +23,7 @@ from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Checked, InputReply, Interrupt, RunCell
 from ddp_notebook.rank.cell.exceptions import known_words
 from ddp_notebook.rank.cell.stdin import NO_CELL
+from ddp_notebook.rank.debug.adapter import Adapter
 from ddp_notebook.rank.debug.long_timeouts import LongTimeouts, hold_loaders
 from ddp_notebook.rank.debug.post_mortem import PostMortem, innermost_of_user
 from ddp_notebook.rank.debug.rank_pdb import RankPdb, forget_breakpoints
@@ -51,6 +52,7 @@ class DebugFeature(Feature):
         self._skipped: dict[str, int] = {}  # calls of dist.breakpoint to be skipped so far, by their stack
         self._post_mortem = PostMortem(core.network.where)
         self._timeouts = LongTimeouts(core.network, core.place)
+        self._adapter = Adapter(lambda data: core.send(AdapterMessage(data=data)))
         self._may_stop_later = False  # a cell has defined functions that may open a debugger
         self._held_cell = 0  # cell whose time limits are held; 0: none
         self._opens_failure = False  # the running cell opens the failure of an earlier one
@@ -152,8 +154,7 @@ class DebugFeature(Feature):
             sys.settrace(tracer)
 
     def _debugger(self, first: Callable[[list[Any]], int] | None = None) -> RankPdb:
-        if os.getpid() != self._pid:
-            raise RuntimeError(_OF_CHILD)
+        self._refuse_in_child()
         if self.core.running() is None:
             raise RuntimeError(NO_CELL)
         self._has_stopped = True
