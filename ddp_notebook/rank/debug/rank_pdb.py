@@ -21,6 +21,7 @@ _SKIPPED = (
     *("IPython.*", "ipykernel.*", "ipyparallel.*", "ddp_notebook.*", "asyncio.*", "tornado.*", "traitlets.*"),
     *("contextlib", "codeop", "ast"),
 )
+_SHELL = "IPython.core.interactiveshell"
 Read = Callable[[str, FrameType | None], InputReply]  # the place of a debugger, its frame -> the user's reply
 
 
@@ -118,6 +119,18 @@ class RankPdb(pdb.Pdb):
         code = frame.f_code
         return self._where.of_calls([(code.co_filename, line, code.co_name)]) + separator + source
 
+    def stop_here(self, frame: FrameType) -> bool:
+        return super().stop_here(frame) and not self._is_between_statements(frame)
+
+    def _is_between_statements(self, frame: FrameType) -> bool:
+        """Return whether IPython calls a function between two statements of a cell."""
+        at: FrameType | None = frame
+        while at is not None and not self._is_of_cell(at):
+            if at.f_globals.get("__name__") == _SHELL and at.f_code.co_name == "run_ast_nodes":
+                return True
+            at = at.f_back
+        return False
+
     def user_call(self, frame: FrameType, argument_list: Any) -> None:
         if not self._is_statement(frame):  # IPython calls each statement of a cell
             super().user_call(frame, argument_list)
@@ -203,7 +216,7 @@ def _is_internal(frame: FrameType) -> bool:
 def _is_runner(frame: FrameType) -> bool:
     """Return whether a frame belongs to the code that runs cells or threads."""
     name = str(frame.f_globals.get("__name__", ""))
-    return name == "IPython.core.interactiveshell" or (name == "threading" and frame.f_back is None)
+    return name == _SHELL or (name == "threading" and frame.f_back is None)
 
 
 def _file_and_line(frame: FrameType, line: int) -> str:
