@@ -24,7 +24,7 @@ QUESTIONS: dict[str, Question] = {
             size: "The rank where the chunk begins has its own data already.",
             2 * (size - 1): "That is when every rank has all chunks.",
         },
-        placeholder="1",
+        placeholder="7",
     ),
     "07/tree": Question(
         answer=6,
