@@ -17,6 +17,7 @@
     lessons.ask("05/changed")                   ask for a guess
     lessons.result("05/changed", figure)        display a result after the guess
     lessons.bug(1)                              a broken program to repair
+    lessons.overlap("MyDDP")                    a step of your own DDP: hidden and exposed transfers
     lessons.plan(shard=16)                      memory and time of a step of a large model
     lessons.check("04/world-size", 24)          check an answer
     lessons.progress()                          the answers so far; also `collect` and `forget`
@@ -50,6 +51,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddp_notebook.lessons.algorithms.stepping import Stepper
     from ddp_notebook.lessons.capstones.bug import Bug
+    from ddp_notebook.lessons.capstones.overlap import overlap
     from ddp_notebook.lessons.capstones.plan import Plan
     from ddp_notebook.lessons.collectives.costs import Costs
     from ddp_notebook.lessons.collectives.explorer import Explorer
@@ -92,6 +94,7 @@ __all__ = [
     "forget",
     "inside_ddp",
     "mesh",
+    "overlap",
     "pipeline",
     "placement",
     "places",
@@ -129,6 +132,7 @@ _LAZY = {
     "places": "nodes",
     "inside_ddp": "ddp.inside",
     "mesh": "sharding.mesh_training",
+    "overlap": "capstones.overlap",
     "pipeline": "pipelines.pipeline",
     "point_to_point": "messages.point_to_point",
     "product": "sharding.product",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from inspect import getsource
+
 import pytest
 
 from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.capstones.programs import PROGRAMS
 from ddp_notebook.lessons.questions.catalogue import QUESTIONS
+from tests.lessons.solutions_21_28 import Flat
 
 QUICK = [5, 8]  # programs that end, of which `make test` runs some
 HANGING = [1, 2, 3, 12]
@@ -85,7 +88,7 @@ def test_recomputation_costs_a_third_and_is_not_useful():
 
 
 @pytest.mark.parametrize(("size", "stride", "gb_s"), [(8, 1, 450), (16, 1, 400), (2, 8, 50), (4, 4, 100), (2, 4, 450)])
-def test_a_group_that_leaves_the_node_uses_the_cards_of_its_members(size, stride, gb_s):
+def test_bandwidth_of_a_group_across_nodes(size, stride, gb_s):
     assert lessons.plan(shard=16).cluster.bandwidth_gb_s(size, stride) == gb_s
 
 
@@ -111,3 +114,24 @@ def test_a_plan_as_a_table():
 def test_a_program_needs_a_notebook_to_be_edited():
     with pytest.raises(UsageError, match="needs a notebook"):
         lessons.bug(5).edit()
+
+
+# ---- overlap
+
+
+@pytest.mark.processes
+def test_a_picture_of_the_overlap(session):
+    """Without hooks nothing is hidden."""
+    flat = f"{getsource(Flat)}\nfrom ddp_notebook.lessons.capstones.ranks import timeline_of\nstep = timeline_of(Flat)"
+    session.run(flat, quiet=True)
+    for step in session["step"].values():
+        [(first, last)] = step["transfers"]
+        assert 60 < step["backward"] <= first < last <= step["end"] and last - first > 50
+    picture = lessons.overlap("Flat")
+    assert [label.get_text() for label in picture.axes[0].get_yticklabels()] == ["Flat"]
+    assert picture.legends[0].get_texts()[0].get_text() == "backward"
+
+
+def test_a_picture_of_no_class():
+    with pytest.raises(UsageError, match="name at least one class"):
+        lessons.overlap()

@@ -53,6 +53,7 @@ class Link:
     def __init__(self, mb_s: float = MB_S, call_ms: float = CALL_MS) -> None:
         self._bytes_s, self._call_s = mb_s * 1e6, call_ms / 1000
         self.exposed_s = 0.0  # time in `Transfer.wait`
+        self.transfers: list[tuple[float, float]] = []  # beginning and end of each, by `time.perf_counter`
         self._queue: queue.SimpleQueue[tuple[torch.Tensor, Transfer] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="simulated link", daemon=True)
         self._thread.start()
@@ -81,6 +82,7 @@ class Link:
                 dist.all_reduce(tensor)
                 busy_s = self._call_s + self.transfer_ms(tensor.nbytes) / 1000
                 time.sleep(max(0.0, began + busy_s - time.perf_counter()))
+                self.transfers.append((began, time.perf_counter()))
             except Exception as error:  # the reader's thread raises it
                 transfer._error = error
             transfer._done.set()
@@ -141,6 +143,38 @@ def train_with(make: Callable[[nn.Module, Link], Any]) -> list[torch.Tensor]:
     parameters = [p.detach() for p in model.parameters()]
     log(exposed=min(exposed_ms) / link.transfer_ms(sum(p.nbytes for p in parameters)))
     return parameters
+
+
+def timeline_of(make: Callable[[nn.Module, Link], Any]) -> dict[str, Any]:
+    """Return the times of the shortest step of the reader's DDP, in milliseconds from the beginning of its backward.
+
+    Returns:
+        `backward`: its end. `end`: end of the step. `transfers`: beginning and end of each.
+    """
+    model, link = network(), Link()
+    try:
+        own = make(model, link)
+        steps = [_timed_step(model, link, own, step) for step in range(STEPS)]
+    finally:
+        link.close()
+    return min(steps, key=lambda step: step["end"])
+
+
+def _timed_step(model: nn.Module, link: Link, own: Any, step: int) -> dict[str, Any]:
+    x, y = batch(step)
+    model.zero_grad()
+    loss = (model(x) - y).square().mean()
+    link.transfers.clear()
+    began = time.perf_counter()
+    loss.backward()
+    done = time.perf_counter()
+    own.finish()
+    end = time.perf_counter()
+    return {
+        "backward": 1000 * (done - began),
+        "end": 1000 * (end - began),
+        "transfers": [(1000 * (first - began), 1000 * (last - began)) for first, last in link.transfers],
+    }
 
 
 def train_with_ddp() -> list[torch.Tensor]:
