@@ -74,7 +74,8 @@ def test_installing_it_changes_nothing_that_was_there(service):
 def test_the_notebook_runs(there, notebook, tmp_path):
     executed = there.folder / f"{notebook.stem}.executed.ipynb"
     looked = looking(notebook, tmp_path / "looked.ipynb")
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"DDP_NOTEBOOK_RANKS": "2"}
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env |= {"DDP_NOTEBOOK_RANKS": "2", "DDP_NOTEBOOK_ANSWERS": "shown"}
     command = [sys.executable, str(EXECUTE), str(looked), str(executed), str(there.python)]
     done = subprocess.run(command, env=env, cwd=there.folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
