@@ -31,6 +31,17 @@ class RankCode:
     is_names: bool = False
 
 
+def cell_code_start(cell: str) -> int | None:
+    """Return the position after the magic of a cell whose code runs on ranks; None for another cell.
+
+    Example:
+        >>> cell_code_start("%%on_ranks 1\\nx"), cell_code_start("x")
+        (13, None)
+    """
+    found = _CELL.match(cell)
+    return None if found is None else found.end()
+
+
 def rank_code(cell: str, position: int, *, is_auto: bool = False) -> RankCode | None:
     """Return the code of ranks at a position of a cell. None: the notebook runs the code at this position.
 
