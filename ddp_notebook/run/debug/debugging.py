@@ -27,6 +27,7 @@ class Debugging(SessionFeature):
     def __init__(self, parts: SessionParts) -> None:
         super().__init__(parts)
         self._prompts: dict[int, Prompts] = {}  # prompts by number of the cell
+        self._front_end: FrontEnd | None = None  # None: the kernel has no debugger
 
     def cell_prompts(self, run: CellRun, screen: Screen | None, quit: Callable[[], None], may_ask: bool) -> Prompts:
         say = (lambda _: None) if screen is None else screen.note
