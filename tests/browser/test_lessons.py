@@ -284,7 +284,8 @@ def calls_to_other_ranks(remote: Lesson, size: int) -> None:
     calls = remote.state["calls"]
     assert arrows.count() == bars.count() == len(calls) == 3 * (size - 1)
     assert remote.root.locator(".ddps-answer").count() == len(calls)
-    assert remote.root.bounding_box()["height"] < 950, "its buttons and its picture are on one screen"
+    box = remote.root.bounding_box()
+    assert box is not None and box["height"] < 950, "its buttons and its picture are on one screen"
     verdict = remote.root.locator(".ddpl-verdict")
     expect(verdict).to_contain_text("Not 'the rank that calls it': rank 0, who has the agent")
     assert remote.root.locator(".ddps-owner").count() == len(remote.state["references"])

@@ -54,9 +54,9 @@ def test_a_copy_or_summand_on_each_rank_is_drawn_once_per_rank(ranks, of_a, of_b
     product = lessons.product(of_a, of_b).run()
     drawn = [
         [
-            (round(bar.get_x(), 3), round(bar.get_y(), 3), bar.get_facecolor())
+            (round(bar.get_x(), 3), round(bar.get_y(), 3), bar.get_facecolor())  # type: ignore[attr-defined]
             for bar in axes.patches
-            if bar.get_facecolor()[3]  # without outlines
+            if bar.get_facecolor()[3]  # type: ignore[misc]  # without outlines
         ]
         for axes in product.picture().axes
     ]

@@ -11,6 +11,7 @@ import re
 import signal
 import time
 from collections import Counter
+from typing import Any
 
 import psutil
 import pytest
@@ -88,7 +89,7 @@ class Debugged:
         self.done: list[str] = []  # the events of this sequence
         self.counts: Counter[str] = Counter()
         self.slowest_tab_s = 0.0
-        self._answers: dict[str, dict] = {}  # content of replies by message id
+        self._answers: dict[str, dict[str, Any]] = {}  # content of replies by message id
         self._idle: set[str] = set()  # requests that have ended
         self._victim: int | None = None
 

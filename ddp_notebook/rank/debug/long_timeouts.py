@@ -13,7 +13,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import DistStoreError, distributed_c10d
-from torch.utils.data import dataloader
+from torch.utils.data import _utils, dataloader
 
 from ddp_notebook.messages.ranks import Form, RunCell
 from ddp_notebook.rank.group.calls import LONG, Call, timeout_of
@@ -225,7 +225,7 @@ def hold_loaders() -> None:
     get = loader._try_get_data
 
     @functools.wraps(get)
-    def _try_get_data(iterator: Any, timeout: float = dataloader._utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+    def _try_get_data(iterator: Any, timeout: float = _utils.MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         left_s, began_ns = timeout, time.monotonic_ns()
         while True:
             found: tuple[bool, Any] = get(iterator, left_s)
@@ -233,7 +233,7 @@ def hold_loaders() -> None:
             if found[0] or not left_s:
                 return found
 
-    loader._try_get_data = _try_get_data
+    loader._try_get_data = _try_get_data  # type: ignore[method-assign]
 
 
 def _keep(of_calls: dict[int, Any], ids: Container[int]) -> None:

@@ -485,8 +485,9 @@ def _wait_longer(
 
     The end of such a wait does not end the operation. (The end of a wait for a message does.)
     """
-    is_again = limit is not None and call.kernel.spec.kind == "collective" and call.is_on_cpu()
-    while is_again and not work.is_completed() and (left_s := CLOCK.left_s(limit.total_seconds(), began_ns)):
+    may_wait = call.kernel.spec.kind == "collective" and call.is_on_cpu()
+    limit_s = 0.0 if limit is None or not may_wait else limit.total_seconds()
+    while limit_s and not work.is_completed() and (left_s := CLOCK.left_s(limit_s, began_ns)):
         try:
             return wait(work, timedelta(seconds=left_s))
         except RuntimeError as later:
