@@ -1,5 +1,6 @@
 """Solutions of the puzzles of lessons 21 to 28. The ranks run them, with their own `torch`, `dist` and `rank`."""
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 

@@ -91,7 +91,7 @@ class Debugged:
         self.slowest_tab_s = 0.0
         self._answers: dict[str, dict[str, Any]] = {}  # content of replies by message id
         self._idle: set[str] = set()  # requests that have ended
-        self._victim: int | None = None
+        self._victims: list[int] = []  # at most one
 
     def set_up(self) -> None:
         assert self.kernel.run(SETUP).status == "ok"
@@ -99,13 +99,14 @@ class Debugged:
 
     def play(self) -> None:
         """Run one cell with random events, and heal the session if a rank died."""
-        self.done, self._victim = [], None
+        self.done.clear()
+        self._victims.clear()
         program = self.chance.choice(PROGRAMS)
         reply = self._debug(ALL + program)
-        if program == "g(rank)" and self._victim is None:
+        if program == "g(rank)" and not self._victims:
             reply = self._debug("%ddp_debug")
         assert reply.ename in ("", "KeyboardInterrupt", "RankDiedError", "RankError", "SessionBrokenError"), reply
-        if self._victim is not None:
+        if self._victims:
             assert self.kernel.run("%ddp_heal").status == "ok"
             self.set_up()
         if self.chance.random() < 0.3:
@@ -164,10 +165,10 @@ class Debugged:
         drawn = self.chance.random()
         if drawn < 0.2:
             self.tab(reply)
-        elif drawn < 0.27 and self._victim is None:
-            self._victim = self.chance.randrange(2)
-            self._note(f"kill {self._victim}")
-            os.kill(self.pids[self._victim], signal.SIGKILL)
+        elif drawn < 0.27 and not self._victims:
+            self._victims.append(self.chance.randrange(2))
+            self._note(f"kill {self._victims[0]}")
+            os.kill(self.pids[self._victims[0]], signal.SIGKILL)
         if self.chance.random() < 0.3:
             time.sleep(self.chance.uniform(0, 0.4))
         if self.chance.random() < 0.06:
