@@ -608,6 +608,7 @@ def test_a_kernel_reads_requests_in_a_thread():
         assert "self.shell_stream.on_recv(self.shell_channel_thread_main, copy=False)" in source
 
 
+@pytest.mark.processes
 def test_a_kernel_has_a_debugger_for_its_own_process():
     """`tests/debug/test_front_end.py` checks that it stops ranks."""
     from ipykernel import compiler
@@ -622,6 +623,7 @@ def test_a_kernel_has_a_debugger_for_its_own_process():
     assert compiler.get_file_name("x\n").startswith(compiler.get_tmp_directory())
 
 
+@pytest.mark.processes
 def test_pydevd_accepts_a_connection_that_is_given_to_it():
     """In another process, because pydevd changes the process in which it is imported."""
     code = """

@@ -76,7 +76,7 @@ def test_continue_selects_the_next_stopped_rank(debugger):
     assert run_to_end(debugger, cell, [1]).stdout == "[0] 1\n[1] 2\n"
 
 
-def test_a_stop_runs_no_further_line_and_the_next_breakpoint_is_hit(debugger, tmp_path):
+def test_a_stop_runs_no_further_line(debugger, tmp_path):
     code = f"{ALL}before = rank\nopen({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
     debugger.set_breakpoints(code, 3)
     for _ in range(2):

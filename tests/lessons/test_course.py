@@ -143,7 +143,7 @@ def test_no_text_counts_the_lessons():
     assert {path.name: found[0] for path, text in texts.items() if (found := COUNT.search(text))} == {}
 
 
-def test_each_term_of_the_glossary_has_a_lesson_and_each_row_a_notebook():
+def test_each_term_has_a_lesson_and_each_row_a_notebook():
     page = (FOLDER / "glossary.md").read_text(encoding="utf-8")
     assert len(re.findall("^Lessons: ", page, re.MULTILINE)) == len(re.findall("^### ", page, re.MULTILINE)) > 100
     declared = tomllib.loads((FOLDER / "course.toml").read_text(encoding="utf-8"))["lesson"]
