@@ -87,6 +87,13 @@ class FrontEndDebugger:
         while (left := until - time.monotonic()) > 0:
             self._read(left)
 
+    def has_ended(self, cell: str) -> bool:
+        """Return whether the output of a cell that was read contains its end."""
+        return any(
+            one["parent_header"].get("msg_id") == cell and one["content"].get("execution_state") == "idle"
+            for one in self.output
+        )
+
     def finish(self, cell: str, timeout_s: float = 30.0) -> Reply:
         """Wait until a cell has ended, and return all its output."""
         reply, until = Reply(), time.monotonic() + timeout_s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import statistics
 import time
 
 import pytest
@@ -52,6 +54,8 @@ def test_ranks_stop_and_are_stepped_apart(debugger):
     first, second = stopped(debugger)
     assert debugger.frames(first) == [("[0] f", 3), ("[0] <module>", 6)]
     assert debugger.frames(second) == [("[1] f", 3), ("[1] <module>", 6)]
+    part = debugger.ask("stackTrace", threadId=second, startFrame=1, levels=1)["body"]  # VS Code asks like this
+    assert [one["name"] for one in part["stackFrames"]] == ["[1] <module>"] and part["totalFrames"] == 2
     assert debugger.variables(second) == {"a": "3"}
     assert debugger.evaluate(second, "x.sum().item() + a") == "6.0"
     for _ in range(2):
@@ -76,7 +80,7 @@ def test_continue_selects_the_next_stopped_rank(debugger):
     assert run_to_end(debugger, cell, [1]).stdout == "[0] 1\n[1] 2\n"
 
 
-def test_a_stop_runs_no_further_line(debugger, tmp_path):
+def test_a_stop_runs_no_line_and_the_next_breakpoint_is_hit(debugger, tmp_path):
     code = f"{ALL}before = rank\nopen({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
     debugger.set_breakpoints(code, 3)
     for _ in range(2):
@@ -292,6 +296,59 @@ def test_20_of_20_stops_run_no_further_line(debugger, tmp_path):
     assert debugger.finish(debugger.kernel.start(SUM)).stdout == "[0-1] 2.0\n"
 
 
+LOOP = f"""{ALL}def step(i):
+    value = torch.ones(1) * i
+    dist.all_reduce(value)
+    return value.item()
+done = [step(i) for i in range(3)]
+print(done)"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_random_commands_leave_the_session_whole(debugger):
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    chosen = random.Random(seed)
+    for _ in range(40):
+        debugger.set_breakpoints(LOOP, chosen.choice((3, 4, 5, 6)))
+        cell = debugger.kernel.start(LOOP)
+        stopped(debugger)
+        for _ in range(chosen.randrange(6)):
+            threads = debugger.ask("debugInfo")["body"]["stoppedThreads"]
+            command = chosen.choice(("continue", "next", "stepIn", "stepOut", "pause", "evaluate", "variables"))
+            if not threads and command != "pause":
+                break
+            thread = chosen.choice(threads) if threads else 1
+            if command == "evaluate":
+                debugger.evaluate(thread, "rank + 1")
+            elif command == "variables":
+                debugger.variables(thread)
+            else:
+                debugger.ask(command, threadId=thread)
+            debugger.read(chosen.choice((0.02, 0.2)))
+        ends = chosen.choice(("stop", "runs on", "is switched off"))
+        if ends == "stop":
+            debugger.kernel.interrupt()
+        elif ends == "is switched off":
+            debugger.stop()
+        else:
+            debugger.set_breakpoints(LOOP)
+        until = time.monotonic() + 20
+        while not debugger.has_ended(cell):
+            assert time.monotonic() < until, f"seed {seed}: the cell does not end"
+            for thread in debugger.ask("debugInfo")["body"]["stoppedThreads"] if ends == "runs on" else ():
+                debugger.ask("continue", threadId=thread)
+            debugger.read(0.1)
+        stops = ("KeyboardInterrupt", "") if ends == "stop" else ("",)  # the cell may have ended just before
+        assert debugger.finish(cell).ename in stops, f"seed {seed}"
+        if ends == "is switched off":
+            debugger.start()
+        debugger.set_breakpoints(LOOP)
+        assert debugger.finish(debugger.kernel.start(SUM)).stdout == "[0-1] 2.0\n", f"seed {seed}"
+        debugger.events.clear()
+
+
 @pytest.mark.long
 def test_new_sessions_and_new_ranks_stop_too(debugger):
     def run(code):
@@ -313,7 +370,8 @@ def test_a_rank_without_debugpy_is_named(debugger):
         return debugger.finish(debugger.kernel.start(code))
 
     debugger.stop()
-    assert run("%ddp_stop").status == "ok" and run("%ddp_start 2").status == "ok"
+    run("%ddp_stop")  # an error if the test before has done it
+    assert run("%ddp_start 2").status == "ok"
     assert run("%%on_ranks 1\nimport sys\nsys.modules['debugpy'] = None").status == "ok"
     debugger.start()
     line = "the front end's debugger does not stop rank 1: debugpy is not installed there (pip install debugpy)\n"
@@ -323,3 +381,26 @@ def test_a_rank_without_debugpy_is_named(debugger):
     cell = debugger.kernel.start(code)
     assert run_to_end(debugger, cell, stopped(debugger, 1)).stdout == "[0] 1\n[1] 2\n"
     assert run("%ddp_stop").status == "ok"
+
+
+@pytest.mark.long
+def test_requests_are_fast_on_four_ranks(debugger):
+    def run(code):
+        return debugger.finish(debugger.kernel.start(code), 90).status
+
+    debugger.stop()
+    run("%ddp_stop")  # an error if the test before has done it
+    assert run("%ddp_start 4") == "ok"
+    debugger.took_ms.clear()
+    debugger.start()
+    for _ in range(5):
+        debugger.set_breakpoints(STEPS, 3)
+    cell = debugger.kernel.start(STEPS)
+    threads = stopped(debugger, 4)
+    for thread in threads * 3:
+        debugger.variables(thread)
+    assert run_to_end(debugger, cell, threads).status == "ok" and run("%ddp_stop") == "ok"
+    took_ms = {command: statistics.median(times) for command, times in debugger.took_ms.items()}
+    print(took_ms)
+    assert took_ms["attach"] < 1500
+    assert max(took_ms[name] for name in ("setBreakpoints", "stackTrace", "scopes", "variables", "continue")) < 50

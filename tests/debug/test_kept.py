@@ -7,6 +7,7 @@ import pytest
 from ddp_notebook.registry import entries
 from tests.conftest import wait_until
 from tests.debug.driver import Debugged
+from tests.debug.front_end import FrontEndDebugger
 from tests.keep.conftest import kill, notebook, runtime  # noqa: F401  # fixtures
 
 CODE = """%%on_all_ranks
@@ -45,3 +46,19 @@ def test_the_hours_of_a_kept_session_do_not_pause(notebook):  # noqa: F811
     first.prompt()
     kill(first.kernel)
     wait_until(lambda: not entries.entries(), 15, "its time is over, although ranks stand at a prompt")
+
+
+@pytest.mark.long
+def test_ranks_at_a_breakpoint_run_on_for_the_next_notebook(notebook):  # noqa: F811
+    first = notebook("%ddp_start 2 --keep 1")
+    debugger = FrontEndDebugger(first)
+    debugger.start()
+    code = "%%on_all_ranks\ny = rank\ny + 1"
+    debugger.set_breakpoints(code, 3)
+    first.start(code)
+    debugger.wait_for("stopped", 2)
+    kill(first)
+
+    second = notebook()
+    assert second.run("%ddp_attach --wait").status == "ok"
+    assert second.run(code).stdout == "[0] 1\n[1] 2\n", "no debugger of a front end is on"

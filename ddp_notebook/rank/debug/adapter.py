@@ -57,17 +57,20 @@ class Adapter:
             try:
                 self._connect()
             except ModuleNotFoundError as error:
-                return _NO_DEBUGPY if error.name == "debugpy" else with_type(error)
+                is_missing = str(error.name).partition(".")[0] == "debugpy"
+                return _NO_DEBUGPY if is_missing else f"this version of debugpy does not work: {with_type(error)}"
             except Exception as error:  # such as another version of pydevd
                 return f"this version of debugpy does not work: {with_type(error)}"
         self.is_on = True
         return ""
 
-    def stop(self) -> None:
-        """Follow no more cells, and let stopped threads run on. Thread-safe."""
+    def stop(self) -> bool:
+        """Follow no more cells, and let stopped threads run on. Return whether there were any. Thread-safe."""
+        had_stopped = self.is_on and bool(self._standing)
         if self.is_on:
             self.is_on = False
             self.request(json.dumps({"type": "request", "seq": 0, "command": "disconnect", "arguments": {}}).encode())
+        return had_stopped
 
     def _connect(self) -> None:
         hook = sys.breakpointhook  # debugpy replaces it

@@ -200,8 +200,8 @@ class DebugFeature(Feature):
         return True
 
     def _stop_adapter(self, message: UseAdapter) -> bool:
-        if not message.on:
-            self._adapter.stop()
+        if not message.on and self._adapter.stop():
+            CLOCK.hold(False)  # the notebook that held the time limits may have ended
         return not message.on
 
     def _start_adapter(self, message: UseAdapter) -> None:

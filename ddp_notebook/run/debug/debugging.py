@@ -54,7 +54,7 @@ class Debugging(SessionFeature):
             self._front_end = None
 
     def cell_begins(self, cell: RunCell) -> None:
-        if self._front_end is not None:
+        if self._front_end is not None and self._front_end.is_on:
             self._front_end.prepare([rank for rank in self.parts.cluster.alive if rank not in cell.missing])
 
     def notices(self) -> Sequence[str]:

@@ -93,6 +93,7 @@ class FrontEnd:
         self._ids = AdapterIds()
         self.adapters = RankAdapters(cluster, debugger.loop, self._on_event)
         self._attached: dict[int, object] = {}  # process of each rank that debugpy follows
+        self._without: dict[int, object] = {}  # process of each rank that debugpy cannot follow
         self._attaching: dict[int, asyncio.Task[None]] = {}
         self._main_threads: dict[int, int] = {}  # number of the main thread in debugpy of each rank
         self._exceptions: Reply | None = None  # last request about exceptions
@@ -121,7 +122,7 @@ class FrontEnd:
 
     def prepare(self, ranks: Iterable[int]) -> None:
         """Let debugpy follow these ranks, before a cell is sent to them."""
-        if not self.is_on or all(self._follows(rank) for rank in ranks):
+        if not self.is_on or not any(self._is_new(rank) for rank in ranks):
             return
         future = asyncio.run_coroutine_threadsafe(self._attach(ranks, _PREPARE_S), self._debugger.loop)
         try:
@@ -140,12 +141,15 @@ class FrontEnd:
     # ---- attaching
 
     def _follows(self, rank: int) -> bool:
-        return self._attached.get(rank) is self._cluster.process(rank)
+        return rank in self._cluster.alive and self._attached.get(rank) is self._cluster.process(rank)
+
+    def _is_new(self, rank: int) -> bool:
+        return not self._follows(rank) and self._without.get(rank) is not self._cluster.process(rank)
 
     async def _attach(self, ranks: Iterable[int], wait_s: float) -> None:
         """Let debugpy follow ranks, and wait for those that run no cell."""
         for rank in ranks:
-            if rank in self._cluster.alive and not self._follows(rank) and rank not in self._attaching:
+            if rank in self._cluster.alive and self._is_new(rank) and rank not in self._attaching:
                 self._attaching[rank] = asyncio.ensure_future(self._attach_rank(rank))
         if tasks := [self._attaching[rank] for rank in ranks if rank in self._attaching]:
             await asyncio.wait(tasks, timeout=wait_s)
@@ -154,22 +158,28 @@ class FrontEnd:
         process = self._cluster.process(rank)
         try:
             if error := await self.adapters.start(rank):
-                self._errors[rank] = error
+                self._errors[rank], self._without[rank] = error, process
             elif self.is_on:
-                self._forget(rank)
-                ask = self.adapters.ask
-                requests = [ask(rank, "initialize", _INITIALIZE), ask(rank, "attach", _ATTACH)]
-                requests += [self._set_on(rank, path, lines) for path, lines in self._debugger.breakpoints.items()]
-                if self._exceptions is not None:
-                    requests.append(ask(rank, "setExceptionBreakpoints", self._exceptions))
-                requests += [ask(rank, "configurationDone"), ask(rank, "threads")]
-                *_, threads = await asyncio.gather(*requests)
-                for one in threads["body"].get("threads", ()):
-                    if one["name"] == "MainThread":
-                        self._main_threads[rank] = one["id"]
-            self._attached[rank] = process
+                await self._configure(rank)
+                self._attached[rank] = process
+            else:  # it was switched off in the meantime
+                self.adapters.stop(rank)
         finally:
             self._attaching.pop(rank, None)
+
+    async def _configure(self, rank: int) -> None:
+        """Send the state of the front end's debugger to debugpy on a rank."""
+        self._forget(rank)
+        ask = self.adapters.ask
+        requests = [ask(rank, "initialize", _INITIALIZE), ask(rank, "attach", _ATTACH)]
+        requests += [self._set_on(rank, path, lines) for path, lines in self._debugger.breakpoints.items()]
+        if self._exceptions is not None:
+            requests.append(ask(rank, "setExceptionBreakpoints", self._exceptions))
+        requests += [ask(rank, "configurationDone"), ask(rank, "threads")]
+        *_, threads = await asyncio.gather(*requests)
+        for one in threads["body"].get("threads", ()):
+            if one["name"] == "MainThread":
+                self._main_threads[rank] = one["id"]
 
     def _detach(self) -> None:
         """Follow no more cells. Stopped ranks run on a little later, because the stop button may be pressed now."""
@@ -191,6 +201,8 @@ class FrontEnd:
         for thread in self._threads_of(rank):
             self._stopped.pop(thread, None)
         self._ids.forget(rank, threads=True)
+        if self._ids.find(self._selected) is None:
+            self._selected = 0
 
     def _threads_of(self, rank: int) -> list[int]:
         return [thread for thread in self._stopped if (found := self._ids.find(thread)) and found[0] == rank]
@@ -472,7 +484,8 @@ class FrontEnd:
             self._send("stopped", self._stopped[self._selected])
 
     def _send(self, name: str, body: Reply) -> None:
-        self._debugger.send_event({"type": "event", "seq": 0, "event": name, "body": body})
+        if self.is_on:
+            self._debugger.send_event({"type": "event", "seq": 0, "event": name, "body": body})
 
 
 def _response(request: Reply, *, success: bool = True, **more: Any) -> Reply:
