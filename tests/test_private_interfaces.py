@@ -609,8 +609,9 @@ def test_a_kernel_reads_requests_in_a_thread():
 
 
 @pytest.mark.processes
-def test_a_kernel_has_a_debugger_for_its_own_process():
-    """`tests/debug/test_front_end.py` checks that it stops ranks."""
+def test_a_kernel_has_a_debugger_for_its_own_process(monkeypatch):
+    """`tests/debug/test_front_end.py` checks that it stops ranks. An import of debugpy starts `uname`."""
+    monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     from ipykernel import compiler
     from ipykernel.debugger import Debugger
 
@@ -637,7 +638,8 @@ assert "pydevd_file_utils.exists(" in inspect.getsource(pydevd_api.PyDevdAPI.add
 wait = inspect.getsource(pydevd.PyDB._do_wait_suspend)
 assert "info.pydev_state != STATE_SUSPEND" in wait and "internal_cmd.do_it(self)" in wait
 pydevd.get_global_debugger, pydevd.PyDB.set_suspend, pydevd.PyDB.enable_tracing, pydevd.PyDB.disable_tracing
-pydevd.PyDB.trace_dispatch, pydevd_constants.STATE_RUN, pydevd_comm_constants.CMD_SET_BREAK
+assert "self.trace_dispatch = " in inspect.getsource(pydevd.PyDB.__init__)
+pydevd_constants.STATE_RUN, pydevd_comm_constants.CMD_SET_BREAK
 pydevd_thread_lifecycle.internal_run_thread, pydevd_api.PyDevdAPI.set_dont_trace_start_end_patterns
 """
     environment = {**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
