@@ -17,14 +17,13 @@ import pytest
 from ddp_notebook.display import picture
 from ddp_notebook.lessons.messages.transfer_picture import call_spans
 from ddp_notebook.observe.figures.palette import ACTIONS, FILLS
-from tests.lessons.stored_pictures import CHECKED, LEAST_PX, check_readable, compare, pngs
+from tests.lessons.stored_pictures import LEAST_PX, check_readable, compare, pngs
 from tools.picture_texts import Texts, read, record
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 # A literal colour: "#d55e00", "C0", "tab:red", a grey as "0.8", or color="white".
 _LITERAL = re.compile(r"""#[0-9a-fA-F]{6}\b|["']C\d["']|["']tab:\w+["']|colou?rs?=["'](?!none)[\w.#]+["']""")
-COLOURED = [path for path in NOTEBOOKS if path.name[:2] in CHECKED]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -37,10 +36,14 @@ def test_no_two_pictures_of_a_notebook_are_equal(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_stored_picture_is_readable(path):
     """Letters have 9 pixels on a page of 800, no text covers another one, and a picture fits on a screen."""
-    check_readable(pngs(nbformat.read(path, as_version=4).cells))
+    stored = pngs(nbformat.read(path, as_version=4).cells)
+    assert [cell_id for cell_id, png in stored.items() if read(png) is None] == [], (
+        "store with python -m tools.pictures"
+    )
+    check_readable(stored)
 
 
-@pytest.mark.parametrize("path", COLOURED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_has_no_colours_of_its_own(path):
     cells = nbformat.read(path, as_version=4).cells
     found = [_LITERAL.findall(cell.source) for cell in cells if cell.cell_type == "code"]
