@@ -10,7 +10,7 @@ from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.capstones.programs import PROGRAMS
 from ddp_notebook.lessons.questions.catalogue import QUESTIONS
-from tests.lessons.solutions_21_28 import Flat
+from tests.lessons import solutions
 
 QUICK = [5, 8]  # programs that end, of which `make test` runs some
 HANGING = [1, 2, 3, 12]
@@ -122,8 +122,9 @@ def test_a_program_needs_a_notebook_to_be_edited():
 @pytest.mark.processes
 def test_a_picture_of_the_overlap(session):
     """Without hooks nothing is hidden."""
-    flat = f"{getsource(Flat)}\nfrom ddp_notebook.lessons.capstones.ranks import timeline_of\nstep = timeline_of(Flat)"
-    session.run(flat, quiet=True)
+    flat, _ = solutions.PAIRS["25/overlap"]
+    code = f"{getsource(flat)}\nfrom ddp_notebook.lessons.capstones.ranks import timeline_of\nstep = timeline_of(Flat)"
+    session.run(code, quiet=True)
     for step in session["step"].values():
         [(first, last)] = step["transfers"]
         assert 60 < step["backward"] <= first < last <= step["end"] and last - first > 50
