@@ -52,14 +52,14 @@ QUESTIONS: dict[str, Question] = {
         choices=("not longer", "(1 + 1 / n) times as long", "nearly 2 times as long"),
     ),
     "12/counts": Question(
-        answer="both wait for ever",
+        answer="both wait forever",
         why="rank 0 sends the fifth microbatch, and rank 1 the first gradient. Neither receives what the other sends.",
         hint="Which message does rank 0 want to send after the fourth microbatch? What does rank 1 do then?",
         traps={
             "an error at once": "Each rank knows only its own number.",
             "the four extra microbatches are dropped": "Each send needs a receive.",
         },
-        choices=("an error at once", "the four extra microbatches are dropped", "both wait for ever"),
+        choices=("an error at once", "the four extra microbatches are dropped", "both wait forever"),
     ),
     "12/microbatches": Question(
         answer=63,
