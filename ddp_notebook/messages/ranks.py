@@ -322,7 +322,7 @@ class InputRequest(Message, shown=True):
     prompt: str
     password: bool
     stands_at: str = ""  # position of a debugger: "cell line 3 in step"; "" for input()
-    meshes: list[list[Any]] = field(default_factory=list)  # coordinates of the rank, see `rank.variables.meshes`
+    meshes: list[Any] = field(default_factory=list)  # coordinates of the rank, see `rank.variables.meshes`
     place: int = 0  # number of the mark that gives its position in the rank's text; 0: it overtakes text
 
 
