@@ -98,7 +98,7 @@ def play(order: Sequence[str], microbatches: int, duration: float = 1) -> dict[s
         the gradient is right.
 
     Example:
-        >>> play([f"F{k}" for k in range(4)] + [f"B{k}" for k in range(4)], microbatches=4)
+        >>> play([f"F{k}" for k in range(4)] + [f"B{k}" for k in range(4)], microbatches=4)  # doctest: +SKIP
         {'kept at once': 4, 'units of time': 15.0, 'is right': 1.0}
     """
     stage = Stage(microbatches, duration)
