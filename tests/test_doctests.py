@@ -56,6 +56,7 @@ torch.save(model, "checkpoints/1.pt")
 _SKIPPED = {
     "SessionFiles.sync": "there are no hosts that do not share the folder",
     "Recording.calls": "it needs a program of remote calls; tests.rpc.test_recorded has some",
+    "overlap": "it needs the programs of lesson 25; tests.lessons.test_capstones draws them",
     "play": "it is for ranks; tests.lessons.test_puzzles runs it with the puzzle of lesson 12",
     "start": "ddp_notebook.record.start records the process that it is called in, to its end",
     "survive": "it is for ranks, with a model and an optimizer there; tests.test_survive runs it",

@@ -395,7 +395,8 @@ def test_the_status_says_why_the_state_of_a_rank_cannot_be_read():
         assert row.state == "its state cannot be read: AttributeError: 'NoneType' object has no attribute 'pg_names'"
 
 
-def test_converters_of_all_messages_exist_before_the_first_cell(session):
+def test_converters_of_all_messages_exist_before_the_first_cell(make_session):
+    session = make_session(2)
     missing = "[k.__name__ for k in encoding._KINDS.values() if k not in encoding._CODECS]"
     result = session.run(f"from ddp_notebook.messages import encoding\nprint({missing})", quiet=True)
     assert [result[rank].stdout for rank in result.ranks] == ["[]\n"] * 2

@@ -50,9 +50,9 @@ def rank_code(cell: str, position: int, *, is_auto: bool = False) -> RankCode | 
 
     Example:
         >>> rank_code("%%on_ranks 1 --quiet\\nmodel.", 27)
-        RankCode(start=21, ranks='1')
+        RankCode(start=21, ranks='1', is_names=False)
         >>> rank_code("x = 1\\n%on_all_ranks mod", 23)
-        RankCode(start=20, ranks=None)
+        RankCode(start=20, ranks=None, is_names=False)
         >>> rank_code("x = 1", 5)
     """
     if (found := _CELL.match(cell)) is not None:
