@@ -342,7 +342,8 @@ class Straggler:
     share: float  # share of the inspected steps in which it was the last, 0 to 1
     # time per step that the others waited for it: mean over these ranks and over the steps in the run's mean
     lost_ns: int
-    phase: str  # phase in which it loses the time: "input", "forward", "backward", "optimizer" or "between"
+    # phase in which it loses the time: "input", "forward", "backward", "optimizer", "between" phases or "outside" steps
+    phase: str
     own_ns: int  # its median time in that phase
     theirs_ns: int  # median time of the others in that phase
     factor: float  # ratio of the two medians

@@ -183,7 +183,7 @@ def simulate(
         micro_steps: Forwards and backwards in each step.
         synchronised: Number of the last ones that synchronise.
         slow: Rank that loses `extra_ms` in each step, in `phase`: "input", "forward", "backward" (before its third
-            bucket), "optimizer" or "between".
+            bucket), "optimizer", "between" phases or "outside" of steps (a checkpoint).
         noise_ms: Mean of a random delay of a third of all phases, like that of a scheduler.
         clock_error_ns: Largest constant error of the ranks' times.
         is_ddp: If false, the program calls one blocking all-reduce between backward and optimizer.
@@ -283,6 +283,10 @@ def simulate(
                 _layouts(run, rank, int(now[rank]), buckets, bucket_nbytes, is_rebuilt=True)
         for rank in range(world_size):
             run.truth[rank, step] = defaultdict(int)
+        if slow is not None and phase == "outside" and step:
+            start = int(now[slow] + offsets[slow])
+            now[slow] += int(extra_ms * MS)
+            run.span(slow, "checkpoint", "torch.save", start, int(now[slow] + offsets[slow]), cell=cell)
         for micro in range(micro_steps):
             work("input", LOADER, input_ms, step, samples=samples)
             work("between", "", between_ms, step)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import numpy as np
 import pytest
 
 from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.report.report import report
 from ddp_notebook.observe.steps.waits import straggler, waits
 from ddp_notebook.observe.tables.matching import _packed, match_messages
 from ddp_notebook.records.schema import CALL
@@ -248,6 +250,21 @@ def test_the_default_straggler_is_of_the_last_cell_with_steps():
 
     assert [found and found.rank for found in (straggler(run, 1), straggler(run, 2), straggler(run))] == [1, 3, 3]
     assert straggler(run, 7) is None
+
+
+def test_time_outside_of_the_steps_is_named():
+    """Such as a checkpoint of rank 2 after each step."""
+    run = simulate(slow=2, phase="outside", extra_ms=50, noise_ms=3)
+    found = straggler(run)
+
+    assert found is not None
+    assert (found.rank, found.phase) == (2, "outside")
+    assert re.search(r"between its steps it takes 5\d\.\d ms, theirs", found.evidence), found.evidence
+    text = str(report(run))
+    assert re.search(r"^\d\d % of the step waits for rank 2, which takes 5\d\.\d ms between its steps", text, re.M), (
+        text
+    )
+    assert "slows down its code between two steps" in text
 
 
 def test_without_optimizer_steps_the_collectives_tell():

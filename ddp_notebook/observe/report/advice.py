@@ -32,6 +32,7 @@ _MOSTLY = 0.7  # share of a step
 _MANY_BUCKETS, _SMALL_BUCKET = 8, 8_000_000  # the DDP default is 25 MiB
 _MANY_BYTES = 10_000_000  # bytes of gradients per step
 _SHORT_STEP_NS = 20_000_000
+_BETWEEN = {"between": "phases", "outside": "steps"}
 _LARGEST_FACTOR = 50  # for larger ratios the times are shown in place of the factor
 _SELDOM = 0.25  # share of another rank's wait: a rank below this share is the one that the others wait for
 
@@ -143,7 +144,9 @@ def _waiting(
     a mean over both would hide half of it.
     """
     if slow is not None:
-        lost = parts.share(slow.lost_ns)
+        # The step of a rank that loses its time outside of its steps is shorter than those of the waiting ranks.
+        steps_ns = [one.step_ns for one in ranks if one.rank != slow.rank]
+        lost = slow.lost_ns * len(steps_ns) / sum(steps_ns) if sum(steps_ns) else 0.0
         return lost, f"{percent(lost)} of the step waits for {rank_on(slow.rank, hosts)}, {_because(slow)}"
     most = max(ranks, key=_waits)
     lost = _waits(most)
@@ -192,8 +195,8 @@ def _named(ranks: Sequence[StepParts], hosts: Sequence[str]) -> str:
 
 
 def _because(slow: Straggler) -> str:
-    if slow.phase == "between":
-        return f"which takes {ms(slow.own_ns)} between its phases, the others {ms(slow.theirs_ns)}"
+    if slow.phase in _BETWEEN:
+        return f"which takes {ms(slow.own_ns)} between its {_BETWEEN[slow.phase]}, the others {ms(slow.theirs_ns)}"
     if slow.factor > _LARGEST_FACTOR or slow.factor < 1.05:
         return f"whose {slow.phase} takes {ms(slow.own_ns)}, the others' {ms(slow.theirs_ns)}"
     return f"whose {slow.phase} takes {slow.factor:.1f} times the others'"
@@ -299,7 +302,10 @@ def _balance(slow: Straggler) -> str:
     lost = f"it costs the others {ms(slow.lost_ns)} of each step (mean)"
     if slow.phase == "input":
         return f"check the data that rank {slow.rank} loads, and its source: {lost}"
-    where = "its code between forward, backward and optimizer" if slow.phase == "between" else f"its {slow.phase}"
+    where = {
+        "between": "its code between forward, backward and optimizer",
+        "outside": "its code between two steps",
+    }.get(slow.phase, f"its {slow.phase}")
     return f"give rank {slow.rank} less work, or find out what slows down {where}: {lost}"
 
 

@@ -164,12 +164,12 @@ def _rounds_of_steps(found: StepTable) -> _Rounds | None:
     Waits for answers of remote calls do not count, because a server never waits, and is not slow.
     """
     ranks, every = found.ranks, found
-    found = found[found.number >= WARM_UP]
-    numbers, counts = np.unique(found.number, return_counts=True)
+    numbers, counts = np.unique(found.number[found.number >= WARM_UP], return_counts=True)
     common = numbers[counts == len(ranks)]
     if len(ranks) < 2 or not len(common):
         return None
-    found = found[np.isin(found.number, common)]
+    kept = np.isin(found.number, common)
+    found = found[kept]
     order = np.lexsort((found.number, found.rank))
 
     def table(column: Times) -> Times:
@@ -189,8 +189,19 @@ def _rounds_of_steps(found: StepTable) -> _Rounds | None:
             "backward": table(parts["own_backward"]),
             "optimizer": table(parts["optimizer"]),
             "between": table(parts["rest"]),
+            "outside": table(_since_last_step_ns(every)[kept]),
         },
     )
+
+
+def _since_last_step_ns(found: StepTable) -> Times:
+    """Return the time from the end of the previous step of the same rank to each step; 0 for the first one."""
+    order = np.lexsort((found.number, found.rank))
+    rank, number = found.rank[order], found.number[order]
+    follows = (np.diff(rank) == 0) & (np.diff(number) == 1)
+    since = np.zeros(len(order), np.int64)
+    since[order[1:]] = np.where(follows, np.maximum(found.start_ns[order][1:] - found.end_ns[order][:-1], 0), 0)
+    return since
 
 
 def _rounds_of_collectives(found: Sequence[Wait]) -> _Rounds | None:
@@ -246,9 +257,8 @@ def _judge(rounds: _Rounds, hosts: Sequence[str]) -> Straggler | None:
     phase = max(excess, key=lambda name: excess[name])
     rank = rounds.ranks[slow]
     cost_ns = rounds.cost_of(rank)
-    where = (
-        f"its {phase}" if phase != "between" else f"between its {'phases' if rounds.unit == 'steps' else 'calls'} it"
-    )
+    between = {"between": "phases" if rounds.unit == "steps" else "calls", "outside": "steps"}
+    where = f"between its {between[phase]} it" if phase in between else f"its {phase}"
     return Straggler(
         rank=rank,
         share=float(share),
