@@ -11,7 +11,7 @@ from ddp_notebook.records.words import format_ranks, group_by_value, list_ranks
 from ddp_notebook.run.rank_sets import RankSet, parse_ranks
 
 _GIVES_UP = "%ddp_heal gives it up now"
-_RESUMED_S = 1.0  # a host whose connection was resumed, such as by `kill -CONT`, is heard again within this time
+_RESUMED_S = 1.0  # data of a resumed connection arrive within this time, such as after `kill -CONT` of its ssh
 _LOOK_S = 0.02
 _HEAL = "%ddp_heal replaces dead ranks; %ddp_restart starts new ranks"
 
