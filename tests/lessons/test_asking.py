@@ -124,6 +124,7 @@ def test_guesses_are_appended(kept, capsys):
     lessons.ask("99/kinds", {"a": True, "b": False})
     lessons.ask("99/sizes", [700, 14])
     assert not lessons.check("99/exercise", ...) and status("99/exercise") == "open"
+    assert not lessons.check("99/exercise", 2, keep=False) and status("99/exercise") == "open"
     assert not lessons.check("99/exercise", 2) and lessons.check("99/exercise", 3)
 
     of_kinds = json.loads(kept.read_text())["answers"]["99/kinds"]

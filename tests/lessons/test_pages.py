@@ -105,6 +105,29 @@ def test_solutions_are_folded_and_the_last_exercise_is_a_puzzle(path):
     assert checked and checked[-1] in PUZZLES
 
 
+def checks_of_the_notebook(path: Path) -> list[tuple[nbformat.NotebookNode, ast.Call]]:
+    """Return the calls of `lessons.check` in solutions and demonstrations: Run All must not store their verdicts."""
+    found, is_solution = [], False
+    for cell in cells_of(path):
+        if cell.cell_type == "markdown":
+            is_solution = bool(re.search(r"next (two )?cells? (is|are) (a solution|solutions)", cell.source))
+            continue
+        is_hidden = cell.metadata.get("jupyter", {}).get("source_hidden")
+        is_demonstration = bool(named(cell, "result"))
+        if is_solution or is_hidden or "summary" in tags(cell) or is_demonstration:
+            found += [(cell, call) for call in lesson_calls(cell, "check")]
+    return found
+
+
+@each_page
+def test_a_page_does_not_keep_verdicts_on_its_own_solutions(path):
+    checks = checks_of_the_notebook(path)
+    if path.name >= "05":
+        assert checks
+    kept = [cell.id for cell, call in checks if "keep=False" not in ast.unparse(call)]
+    assert kept == []
+
+
 @each_page
 def test_a_page_does_not_test_itself(path):
     """Assertions about the notebook are claims. A cell whose subject is an assert is tagged "asserts"."""

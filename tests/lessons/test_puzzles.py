@@ -8,7 +8,8 @@ import pytest
 
 from ddp_notebook import api, lessons
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.questions import puzzle_ranks, puzzles
+from ddp_notebook.lessons.questions import puzzle_ranks, puzzles, questions
+from ddp_notebook.lessons.questions.answers_file import AnswersFile
 from ddp_notebook.lessons.questions.catalogue import PUZZLES
 from tests.lessons import solutions
 
@@ -86,6 +87,28 @@ def test_a_solution_may_be_on_the_ranks(session):
         quiet=True,
     )
     assert lessons.check("02/spread", "on_ranks")
+
+
+def test_an_unfinished_solution_is_not_kept(session, tmp_path, monkeypatch):
+    def unfinished(right, seen, loss):
+        ...  # your changes
+        return right, seen, loss
+
+    def wrong(right, seen, loss):
+        return right, seen, loss
+
+    monkeypatch.setattr(questions, "answers_file", lambda: file)
+    file = AnswersFile(tmp_path / "answers.json")
+    on_ranks = "class OnRanks:\n    def __init__(self, x): ...\n\ndef negative(x):\n    return -x"
+    session.run(on_ranks, quiet=True)
+    assert not lessons.check("01/one-call", unfinished) and not lessons.check("02/spread", "OnRanks")
+    assert not lessons.check("01/one-call", wrong, keep=False)
+    assert file.read() == {}
+    assert not lessons.check("01/one-call", wrong) and not lessons.check("02/spread", "negative")
+    assert {name: one.guesses[0].answer for name, one in file.read().items()} == {
+        "01/one-call": "wrong",
+        "02/spread": "negative",
+    }
 
 
 def test_memory_counts_the_part_of_a_distributed_tensor(session):

@@ -38,14 +38,14 @@ QUESTIONS: dict[str, Question] = {
         choices=("1,000 calls", "one call", "the same"),
     ),
     "22/parameters": Question(
-        answer="no more",
+        answer="as many as before",
         why="both sides of the inequality contain P: computation and bytes grow together.",
         hint="Divide both sides of the inequality by 4 P.",
         traps={
             "twice as many": "The bytes double, but the operations double too.",
             "half as many": "The operations double, but the bytes double too.",
         },
-        choices=("half as many", "no more", "twice as many"),
+        choices=("half as many", "as many as before", "twice as many"),
     ),
     "22/utilisation": Question(
         answer="nearly nothing",

@@ -56,8 +56,8 @@ QUESTIONS: dict[str, Question] = {
         traps={
             "an error on both ranks": "TORCH_DISTRIBUTED_DEBUG=DETAIL does this. The default compares no sizes.",
             "both ranks hang": "The messages do arrive, with another size than expected.",
-            "a wrong sum, no error": "This can happen too: if the sizes are equal and the meaning is not, as in part "
-            "3.",
+            "a wrong sum, no error": "Not with these sizes. It can happen if the sizes are equal and the dtypes differ "
+            "(lesson 06).",
         },
         choices=("an error on both ranks", "both ranks hang", "a process is ended", "a wrong sum, no error"),
     ),

@@ -37,7 +37,7 @@ QUESTIONS: dict[str, Question] = {
         answer=1 / 128,
         why="(2 - 1) / 128: with many microbatches a bubble is small.",
         hint="(p - 1) / m, with two stages and 128 microbatches.",
-        traps={0.5: "That is the bubble of one microbatch and one more: (p - 1) / p."},
+        traps={0.5: "That is the idle share of a step with a single microbatch: (p - 1) / (m + p - 1) with m = 1."},
         choices={"0.8 %": 1 / 128, "1.6 %": 2 / 128, "50 %": 0.5},
         tolerance=0.01,
     ),

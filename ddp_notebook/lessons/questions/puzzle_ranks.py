@@ -5,10 +5,13 @@ Only ranks import this module, so it may import torch.
 
 from __future__ import annotations
 
+import ast
 import dis
+import textwrap
 import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
+from inspect import getsource, isclass, isfunction
 from typing import Any
 
 import torch
@@ -61,6 +64,24 @@ class PuzzleRun:
                 return f"{_text(has)} instead of {_text(right)}"
             return str(error).strip().splitlines()[0][:_MOST_TEXT]
         return ""
+
+
+def has_dots(names: Mapping[str, Any], source: str, name: str) -> bool:
+    """Return whether a function or class has a line with the dots of the notebook.
+
+    Args:
+        names: Variables of the cells.
+        source: Its definition; "" if the cells have defined it.
+        name: Its name.
+    """
+    defined = names.get(name)
+    functions = [one for one in vars(defined).values() if isfunction(one)] if isclass(defined) else [defined]
+    try:
+        texts = [source] if source else [textwrap.dedent(getsource(one)) for one in functions]
+        nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
+    except (OSError, TypeError, SyntaxError):  # Python does not know the source
+        return False
+    return any(isinstance(node, ast.Expr) and getattr(node.value, "value", None) is ... for node in nodes)
 
 
 class TensorMemory(TorchDispatchMode):

@@ -17,6 +17,7 @@ from ddp_notebook.records.words import name_ranks
 
 DOTS = "put your code in place of the dots"
 _ON_RANKS = "from ddp_notebook.lessons.questions.puzzle_ranks import PuzzleRun as _PuzzleRun\n"
+_DOTS_ON_RANKS = "from ddp_notebook.lessons.questions.puzzle_ranks import has_dots as _has_dots\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,20 @@ def solve(puzzle: Puzzle, given: object) -> tuple[bool, str]:
     if not all(is_reached for is_reached, _ in judged):
         return False, f"the result is right. {measured}. {puzzle.hint}"
     return True, f"{measured}. {puzzle.why}"
+
+
+def has_dots(given: object) -> bool:
+    """Return whether a solution still has a line with the dots of the notebook. False if the ranks cannot answer.
+
+    Args:
+        given: Function or class of the notebook, or the name of one on the ranks.
+    """
+    solution = _solution(given)
+    ask = f"_lesson_told = _has_dots(globals(), {solution.source!r}, {solution.name!r})"
+    try:
+        return any(LessonRunner(running()).ask(f"{_DOTS_ON_RANKS}{ask}").values())
+    except DDPNotebookError:  # the solution has ended the ranks
+        return False
 
 
 def _run(runner: LessonRunner, puzzle: Puzzle, solution: Solution) -> tuple[Mapping[int, str], Attempt] | None:

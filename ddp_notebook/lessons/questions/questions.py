@@ -14,7 +14,7 @@ from ddp_notebook.lessons.language import translated
 from ddp_notebook.lessons.questions.answers_file import answers_file
 from ddp_notebook.lessons.questions.catalogue import PUZZLES, QUESTIONS, unknown
 from ddp_notebook.lessons.questions.judging import is_missing, judge
-from ddp_notebook.lessons.questions.puzzles import DOTS, solve
+from ddp_notebook.lessons.questions.puzzles import DOTS, has_dots, solve
 
 Judge = Callable[[Any], "tuple[bool, str] | bool | str"]
 
@@ -43,7 +43,7 @@ class Verdict:
         )
 
 
-def check(question: str | Judge | Any, answer: Any) -> Verdict:
+def check(question: str | Judge | Any, answer: Any, *, keep: bool = True) -> Verdict:
     """Check an answer. A wrong answer raises no error.
 
     Args:
@@ -51,8 +51,9 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
             (numbers, an array, or a mapping from rank to these). A function returns `(is_right, reason)` or
             `is_right`, or raises AssertionError with the reason.
         answer: Answer of the reader. For a puzzle it is a function of the notebook, or the name of one on the ranks:
-            it runs on the ranks, and the recording decides whether it has reached the target. Verdicts on exercises
-            and puzzles are kept for `lessons.progress`.
+            it runs on the ranks, and the recording decides whether it has reached the target.
+        keep: Keep the verdict on an exercise or a puzzle for `lessons.progress`. False for a solution of the notebook.
+            A wrong verdict on a puzzle is not kept while its code has a line with the dots of the notebook.
 
     Raises:
         UsageError: There is no question of this name.
@@ -64,9 +65,9 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
     if answer is None or answer is Ellipsis:
         return Verdict(False, translated("put your answer in place of the dots"))
     if isinstance(question, str) and question in PUZZLES:
-        return _solved(question, answer)
+        return _solved(question, answer, keep)
     if isinstance(question, str) and question in QUESTIONS:
-        return _judged(question, answer)
+        return _judged(question, answer, keep)
     elif isinstance(question, str) and not isinstance(answer, str):
         raise UsageError(unknown(question))
     if not callable(question):
@@ -84,22 +85,23 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
     return Verdict(True if said is None else bool(said), "")
 
 
-def _judged(name: str, answer: Any) -> Verdict:
-    """Judge the answer to a question of a lesson. Keep it if the question is an exercise: those that `lessons.ask` asks
-    keep guesses only."""
+def _judged(name: str, answer: Any, keep: bool) -> Verdict:
+    """Judge the answer to a question of a lesson. Keep it only if the question is an exercise: those that `lessons.ask`
+    asks keep guesses only."""
     question = QUESTIONS[name]
     is_right, reason = judge(question, answer)
-    if not question.is_asked and not is_missing(answer):
+    if keep and not question.is_asked and not is_missing(answer):
         answers_file().add(name, question.in_words(answer), (is_right, reason))
     return Verdict(is_right, reason)
 
 
-def _solved(name: str, solution: object) -> Verdict:
-    """Run and judge the solution of a puzzle, and keep the verdict."""
+def _solved(name: str, solution: object, keep: bool) -> Verdict:
+    """Run and judge the solution of a puzzle, and keep the verdict if asked."""
     is_right, reason = solve(PUZZLES[name], solution)
     if reason == DOTS:
         return Verdict(False, translated("put your code in place of the dots"))
-    answers_file().add(name, getattr(solution, "__name__", str(solution)), (is_right, reason))
+    if keep and (is_right or not has_dots(solution)):
+        answers_file().add(name, getattr(solution, "__name__", str(solution)), (is_right, reason))
     return Verdict(is_right, reason)
 
 
