@@ -97,8 +97,8 @@ def test_an_unfinished_solution_is_not_kept(session, tmp_path, monkeypatch):
     def wrong(right, seen, loss):
         return right, seen, loss
 
-    monkeypatch.setattr(questions, "answers_file", lambda: file)
     file = AnswersFile(tmp_path / "answers.json")
+    monkeypatch.setattr(questions, "answers_file", lambda: file)
     on_ranks = "class OnRanks:\n    def __init__(self, x): ...\n\ndef negative(x):\n    return -x"
     session.run(on_ranks, quiet=True)
     assert not lessons.check("01/one-call", unfinished) and not lessons.check("02/spread", "OnRanks")

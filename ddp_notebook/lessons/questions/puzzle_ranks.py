@@ -74,8 +74,8 @@ def has_dots(names: Mapping[str, Any], source: str, name: str) -> bool:
         source: Its definition; "" if the cells have defined it.
         name: Its name.
     """
-    defined = names.get(name)
-    functions = [one for one in vars(defined).values() if isfunction(one)] if isclass(defined) else [defined]
+    defined: Any = names.get(name)
+    functions: list[Any] = [one for one in vars(defined).values() if isfunction(one)] if isclass(defined) else [defined]
     try:
         texts = [source] if source else [textwrap.dedent(getsource(one)) for one in functions]
         nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
