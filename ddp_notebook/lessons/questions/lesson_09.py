@@ -101,7 +101,7 @@ PUZZLES: dict[str, Puzzle] = {
         wanted="True",
         targets=(Target(measure=EXPOSED_SHARE, most=0.2),),
         why="nine of ten buckets are sent while the backward pass of earlier layers runs.",
-        hint="By default the first bucket has up to 1 MB, and the others up to 25 MB. How large are all gradients of "
+        hint="By default DDP closes the first bucket at 1 MB, and the others at 25 MB. How large are all gradients of "
         "this model, and into how many buckets do they go?",
         wrong_hint="After the steps all ranks must have equal weights.",
     ),

@@ -9,11 +9,11 @@ from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 QUESTIONS: dict[str, Question] = {
     "16/who-skips": Question(
         answer="all",
-        why="the mean of gradients of which one is infinite is infinite, so every rank finds it in its own copy.",
+        why="a mean with one infinite number or nan in it is not finite, so every rank finds it in its own copy.",
         hint="Which gradients does every rank have after the backward of DDP?",
         traps={
             "rank 1": "That would be right if each rank checked the gradients of only its batch.",
-            "none": "The loss of rank 1 is so large that its scaled gradients do not fit into float16.",
+            "none": "The numbers of rank 1 do not fit into float16. Its loss and its gradients are not finite.",
         },
         choices=("rank 1", "all", "none"),
     ),
