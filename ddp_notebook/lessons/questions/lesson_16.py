@@ -41,7 +41,7 @@ QUESTIONS: dict[str, Question] = {
         answer=lambda size: {
             rank: {"skipped": [3], "is finite": True, "is clipped": True, "has moved": True} for rank in range(size)
         },
-        why="average first, so that all ranks find the infinity; unscale, so that the norm is right; then clip.",
+        why="average first, so that all ranks find the nan; unscale, so that the norm is right; then clip.",
         hint="Three calls, in this order: the mean over the ranks, unscale_, clip_grad_norm_. Clipping before "
         "unscale_ clips the scaled gradients, and the step is far too small.",
     ),
