@@ -50,6 +50,7 @@ from ddp_notebook.messages.first_messages import ObserveScript
 from ddp_notebook.messages.processes import Address
 from ddp_notebook.rank.cell import kernel_api, script_functions
 from ddp_notebook.rank.cell.current_line import CurrentLine
+from ddp_notebook.rank.debug import adapter
 from ddp_notebook.rank.engine import can_wait
 from ddp_notebook.rank.group.arguments import InitArguments
 from ddp_notebook.rank.group.calls import timeout_setter
@@ -170,6 +171,7 @@ def test_torch_raises_the_timeout_of_a_formed_group():
     setter, places = timeout_setter()
     assert callable(setter) and all(getattr(module, name) is setter for module, name in places)
     assert c10d._get_default_timeout(c10d.Backend("gloo")).total_seconds() == 1800
+    assert not inspect.signature(c10d._get_default_store).parameters
 
 
 def test_without_the_kernels_lock_our_own_keeps_order():
@@ -613,7 +615,9 @@ def test_a_kernel_has_a_debugger_for_its_own_process(monkeypatch):
     """`tests/debug/test_front_end.py` checks that it stops ranks. An import of debugpy starts `uname`."""
     monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     from ipykernel import compiler
+    from ipykernel.control import ControlThread
     from ipykernel.debugger import Debugger
+    from IPython.core.history import HistoryManager
 
     assert list(inspect.signature(IPythonKernel.do_debug_request).parameters) == ["self", "msg"]
     assert "self.do_debug_request(content)" in inspect.getsource(Kernel.debug_request)
@@ -621,6 +625,11 @@ def test_a_kernel_has_a_debugger_for_its_own_process(monkeypatch):
     source = inspect.getsource(Debugger.__init__)
     for name in ("is_started", "breakpoint_list", "stopped_threads", "event_callback"):
         assert f"self.{name} = " in source
+    assert "cleanup_transforms.pop(index)" in inspect.getsource(Debugger.start), "leading empty lines are kept"
+    thread = ControlThread()
+    assert isinstance(thread.io_loop.asyncio_loop, asyncio.AbstractEventLoop)
+    thread.io_loop.close()
+    assert "input_hist_raw" in HistoryManager.class_trait_names()
     assert compiler.get_file_name("x\n").startswith(compiler.get_tmp_directory())
 
 
@@ -629,7 +638,8 @@ def test_pydevd_accepts_a_connection_that_is_given_to_it():
     """In another process, because pydevd changes the process in which it is imported."""
     code = """
 import inspect, debugpy.server, pydevd, pydevd_file_utils
-from _pydevd_bundle import pydevd_api, pydevd_constants, pydevd_comm_constants, pydevd_thread_lifecycle
+from _pydevd_bundle import pydevd_api, pydevd_constants, pydevd_comm, pydevd_comm_constants, pydevd_daemon_thread
+from _pydevd_bundle import pydevd_thread_lifecycle
 from _pydevd_bundle.pydevd_additional_thread_info import set_additional_thread_info
 assert "start_client(host, port)" in inspect.getsource(pydevd.PyDB.connect)
 waits = ["self", "thread", "frame", "event", "arg"]
@@ -637,12 +647,16 @@ assert list(inspect.signature(pydevd.PyDB.do_wait_suspend).parameters)[:5] == wa
 assert "pydevd_file_utils.exists(" in inspect.getsource(pydevd_api.PyDevdAPI.add_breakpoint)
 wait = inspect.getsource(pydevd.PyDB._do_wait_suspend)
 assert "info.pydev_state != STATE_SUSPEND" in wait and "internal_cmd.do_it(self)" in wait
+assert callable(pydevd_comm.InternalThreadCommand.do_it)
+assert "pydev_do_not_trace" in inspect.getsource(pydevd_daemon_thread.mark_as_pydevd_daemon_thread)
+assert "is_pydev_daemon_thread" in inspect.getsource(pydevd_daemon_thread.mark_as_pydevd_daemon_thread)
+assert pydevd_constants.PYDEVD_IPYTHON_COMPATIBLE_DEBUGGING and pydevd_constants.DISABLE_FILE_VALIDATION
 pydevd.get_global_debugger, pydevd.PyDB.set_suspend, pydevd.PyDB.enable_tracing, pydevd.PyDB.disable_tracing
 assert "self.trace_dispatch = " in inspect.getsource(pydevd.PyDB.__init__)
 pydevd_constants.STATE_RUN, pydevd_comm_constants.CMD_SET_BREAK
 pydevd_thread_lifecycle.internal_run_thread, pydevd_api.PyDevdAPI.set_dont_trace_start_end_patterns
 """
-    environment = {**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    environment = {**os.environ, **adapter._SETTINGS}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 

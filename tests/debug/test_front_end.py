@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import statistics
 import time
 
@@ -362,6 +364,40 @@ def test_new_sessions_and_new_ranks_stop_too(debugger):
     cell = debugger.kernel.start(code)
     assert run_to_end(debugger, cell, stopped(debugger)).stdout == "[0] 1\n[1] 2\n"
     assert run("%ddp_stop") == "ok"
+
+
+@pytest.mark.long
+def test_a_rank_that_dies_at_a_breakpoint_has_not_stopped(debugger):
+    def run(code):
+        return debugger.finish(debugger.kernel.start(code))
+
+    run("%ddp_stop")  # an error if the test before has done it
+    assert run("%ddp_start 2 --grace 1").status == "ok"
+    code = f"{ALL}if rank == 1:\n    here = 1\nprint(rank)"
+    debugger.set_breakpoints(code, 3)
+    cell = debugger.kernel.start(code)
+    (thread,) = stopped(debugger, 1)
+    os.kill(int(debugger.evaluate(thread, "__import__('os').getpid()")), signal.SIGKILL)
+    assert debugger.finish(cell).ename == "RankDiedError"
+    assert [one["threadId"] for one in debugger.wait_for("continued")] == [thread]
+    assert debugger.ask("debugInfo")["body"]["stoppedThreads"] == []
+    debugger.set_breakpoints(code)
+    assert run("%ddp_heal").status == "ok"
+    assert run(f"{ALL[:-1]} --timeout 1\nif rank == 1: time.sleep(20)").ename == "CellTimeoutError"
+    assert run("%ddp_stop").status == "ok"
+
+
+@pytest.mark.long
+def test_the_end_of_the_session_shows_no_rank_as_stopped(debugger):
+    assert debugger.finish(debugger.kernel.start("%ddp_start 2")).status == "ok"
+    code = f"{ALL[:-1]} --background\nz = rank\nz + 1"
+    debugger.set_breakpoints(code, 3)
+    debugger.finish(debugger.kernel.start(code))
+    threads = stopped(debugger)
+    assert debugger.finish(debugger.kernel.start("%ddp_stop")).status == "ok"
+    assert sorted(one["threadId"] for one in debugger.wait_for("continued", 2)) == sorted(threads)
+    assert debugger.ask("debugInfo")["body"]["stoppedThreads"] == []
+    debugger.set_breakpoints(code)
 
 
 @pytest.mark.long

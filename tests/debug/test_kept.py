@@ -48,17 +48,54 @@ def test_the_hours_of_a_kept_session_do_not_pause(notebook):  # noqa: F811
     wait_until(lambda: not entries.entries(), 15, "its time is over, although ranks stand at a prompt")
 
 
+MARGIN = "%%on_all_ranks\ny = rank\ny + 1"
+
+
+def stop_at_breakpoint(kernel) -> tuple[FrontEndDebugger, str, list[int]]:
+    """Start a session, and let its ranks stop in the margin. Return the debugger, the cell, and the threads."""
+    assert kernel.run("%ddp_start 2 --keep 1").status == "ok"
+    debugger = FrontEndDebugger(kernel)
+    debugger.start()
+    debugger.set_breakpoints(MARGIN, 3)
+    cell = kernel.start(MARGIN)
+    return debugger, cell, [one["threadId"] for one in debugger.wait_for("stopped", 2)]
+
+
 @pytest.mark.long
 def test_ranks_at_a_breakpoint_run_on_for_the_next_notebook(notebook):  # noqa: F811
-    first = notebook("%ddp_start 2 --keep 1")
-    debugger = FrontEndDebugger(first)
-    debugger.start()
-    code = "%%on_all_ranks\ny = rank\ny + 1"
-    debugger.set_breakpoints(code, 3)
-    first.start(code)
-    debugger.wait_for("stopped", 2)
+    first = notebook()
+    stop_at_breakpoint(first)
     kill(first)
 
     second = notebook()
     assert second.run("%ddp_attach --wait").status == "ok"
-    assert second.run(code).stdout == "[0] 1\n[1] 2\n", "no debugger of a front end is on"
+    assert second.run(MARGIN).stdout == "[0] 1\n[1] 2\n", "no debugger of a front end is on"
+
+
+@pytest.mark.long
+def test_they_also_run_on_for_a_notebook_whose_debugger_is_on(notebook):  # noqa: F811
+    first = notebook()
+    stop_at_breakpoint(first)
+    kill(first)
+
+    second = notebook()
+    debugger = FrontEndDebugger(second)
+    debugger.start()
+    assert debugger.finish(second.start("%ddp_attach --wait")).status == "ok"
+    debugger.set_breakpoints(MARGIN, 3)
+    cell = second.start(MARGIN)
+    for one in debugger.wait_for("stopped", 2):
+        debugger.ask("continue", threadId=one["threadId"])
+    assert debugger.finish(cell).stdout == "[0] 1\n[1] 2\n"
+
+
+@pytest.mark.long
+def test_a_notebook_that_only_looks_leaves_ranks_at_a_breakpoint(notebook):  # noqa: F811
+    debugger, cell, threads = stop_at_breakpoint(notebook())
+    observer = notebook()
+    assert observer.run("%ddp_attach").status == "ok"
+    debugger.read(1)
+    assert sorted(debugger.ask("debugInfo")["body"]["stoppedThreads"]) == sorted(threads)
+    for thread in threads:
+        debugger.ask("continue", threadId=thread)
+    assert debugger.finish(cell).stdout == "[0] 1\n[1] 2\n"

@@ -41,7 +41,6 @@ class Adapter:
         self._pid = os.getpid()
         self._main = threading.main_thread().ident
         self._debugger: Any = None  # pydevd's `PyDB`; None before the first start
-        self._pydevd: Any = None
         self._socket: socket.socket | None = None
         self._cell_files: set[str] = set()  # these need not exist
         self._standing: set[int] = set()  # threads that are stopped
@@ -119,7 +118,7 @@ class Adapter:
         self._info_of, self._let_run = set_additional_thread_info, internal_run_thread
         self._runs, self._breaks = STATE_RUN, CMD_SET_BREAK
         self._info_of_main = set_additional_thread_info(sys.modules["threading"].main_thread())
-        self._socket, self._pydevd, self._debugger = ours, pydevd, debugger
+        self._socket, self._debugger = ours, debugger
         thread = threading.Thread(target=self._read, name="ddp-adapter", daemon=True)
         thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
         thread.start()

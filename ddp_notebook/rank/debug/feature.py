@@ -137,7 +137,7 @@ class DebugFeature(Feature):
             debugger.message(header)
         debugger.stop_at(frame)
 
-    def _stop_rank(self, frame: FrameType, rank: int = 0, skip: int = 0, timeout_s: float | None = None) -> None:
+    def _stop_rank(self, frame: FrameType, rank: int, skip: int) -> None:
         """Stop one rank, while the others wait in a barrier. Unlike torch's function, change no timeout of a group."""
         if skip > 0:
             where = "".join(traceback.format_stack(frame))
@@ -257,7 +257,7 @@ def _function_of_torch(stop: Callable[..., None]) -> Callable[..., None]:
     """Return `dist.breakpoint`."""
 
     def stop_here(rank: int = 0, skip: int = 0, timeout_s: float | None = 3600) -> None:
-        stop(sys._getframe(1), rank, skip, timeout_s)
+        stop(sys._getframe(1), rank, skip)  # time limits are held, so that none needs to be changed
 
     return stop_here
 

@@ -26,25 +26,28 @@ class Debugging(SessionFeature):
 
     def __init__(self, parts: SessionParts) -> None:
         super().__init__(parts)
-        self._prompts: dict[int, Prompts] = {}  # prompts by number of the cell
+        self._prompts: dict[int, Prompts] = {}  # prompts of running cells, by number of the cell
+        self._holding: set[int] = set()  # cells in which a debugger has stopped
         self._front_end: FrontEnd | None = None  # None: the kernel has no debugger
 
     def cell_prompts(self, run: CellRun, screen: Screen | None, quit: Callable[[], None], may_ask: bool) -> Prompts:
         say = (lambda _: None) if screen is None else screen.note
         finish = (lambda: None) if screen is None else screen.finish
         prompts = Prompts(run, self, say, finish, quit, may_ask=may_ask)
-        self._prompts = {run.number: prompts}
+        self._prompts[run.number] = prompts
         return prompts
 
     # ---- the debugger of the front end
 
     def started(self, *, is_attached: bool) -> None:
         cluster, cells = self.parts.cluster, self.parts.cells
+        if cells.elsewhere is not None:  # another notebook runs cells, and may debug them
+            return
         if (running := kernel()) is not None and (debugger := KernelDebugger.of(running)) is not None:
             sources = CellSources(debugger.folder, debugger.file_of, debugger.executed)
             questions = self.parts.questions
             self._front_end = FrontEnd(debugger, cluster, sources, questions, lambda: cells.busy, self._wake)
-        if is_attached and not (self._front_end and self._front_end.is_on):
+        if is_attached:
             for rank in cluster.alive:  # the front end of an earlier notebook may have stopped it
                 cluster.send(rank, UseAdapter(on=False))
 
@@ -61,6 +64,9 @@ class Debugging(SessionFeature):
         return self._front_end.errors() if self._front_end is not None else ()
 
     def cell_ended(self, run: CellRun, code: str) -> Sequence[str]:
+        if self._front_end is not None:
+            self._front_end.update()
+        self._prompts.pop(run.number, None)
         return self.notices()
 
     def cell_stands(self, run: CellRun) -> bool:
@@ -100,11 +106,14 @@ class Debugging(SessionFeature):
         self.parts.cells.answer(rank, answer)
 
     def hold_timeouts(self, cell: int, on: bool) -> None:
-        """Hold the time limits of operations on all ranks, or end that.
+        """Hold the time limits of operations on all ranks, or end that if no other cell holds them.
 
         Args:
             cell: number of the cell in which a debugger has stopped.
         """
+        (self._holding.add if on else self._holding.discard)(cell)
+        if not on and self._holding:
+            return
         for rank in self.parts.cluster.alive:
             self.parts.cluster.send(rank, HoldTimeouts(on=on, cell=cell))
 

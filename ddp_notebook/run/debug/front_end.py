@@ -19,16 +19,18 @@ from __future__ import annotations
 import ast
 import asyncio
 import logging
-import os
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
 
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.run.debug.adapter_ids import AdapterIds
 from ddp_notebook.run.debug.cell_sources import CellSources
-from ddp_notebook.run.debug.kernel_debugger import KernelDebugger
+from ddp_notebook.run.debug.kernel_debugger import PACKAGE, KernelDebugger
 from ddp_notebook.run.debug.rank_adapters import RankAdapters
 from ddp_notebook.run.debug.variable_groups import group, read_group
 from ddp_notebook.run.rank_requests import Questions
@@ -44,9 +46,9 @@ _STEP_S = 1.0  # time of a step after which another stopped rank is shown
 _RESUMES = ("continue", "next", "stepIn", "stepOut")
 _IDS = {"threadId": "thread", "frameId": "frame", "variablesReference": "variables"}
 # Packages that run cells. Their frames are between those of a cell, for example those of `%%time`.
-_INTERNAL = tuple(
-    f"{os.sep}{name}{os.sep}"
-    for name in ("ddp_notebook", "IPython", "ipykernel", "ipyparallel", "asyncio", "tornado", "traitlets", "debugpy")
+_INTERNAL = re.compile(
+    r"/(?:site|dist)-packages/(?:ddp_notebook|IPython|ipykernel|ipyparallel|tornado|traitlets|debugpy)/"
+    r"|/python3[^/]*/asyncio/"
 )
 _INITIALIZE = {
     "adapterID": "ddp_notebook",
@@ -63,8 +65,18 @@ _ATTACH = {
 }
 
 
+class _Stop(NamedTuple):
+    """A stopped thread of a rank."""
+
+    rank: int
+    process: object  # process of the rank, which may have ended since
+    body: Reply  # body of the `stopped` event
+
+
 class FrontEnd:
-    """The front end's debugger, for the ranks of a session. Its methods run in the kernel's control thread.
+    """The front end's debugger, for the ranks of a session.
+
+    Its methods run in the event loop of the kernel's control thread, except those under "other threads".
 
     Args:
         debugger: the debugger of the kernel.
@@ -97,19 +109,30 @@ class FrontEnd:
         self._attaching: dict[int, asyncio.Task[None]] = {}
         self._main_threads: dict[int, int] = {}  # number of the main thread in debugpy of each rank
         self._exceptions: Reply | None = None  # last request about exceptions
-        self._stopped: dict[int, Reply] = {}  # stopped threads, and the bodies of their events
+        self._stopped: dict[int, _Stop] = {}  # stopped threads, by their number in the front end
         self._unshown: list[int] = []  # stopped threads whose events were not sent yet
         self._resumed: set[int] = set()  # threads that run on by a request of the front end
         self._selected = 0  # the thread that the front end shows; 0: none
         self._leaving: asyncio.TimerHandle | None = None  # lets stopped ranks run on, after `disconnect`
         self._errors: dict[int, str] = {}  # why debugpy does not follow a rank
         debugger.intercept(self._handle)
-
-    def remove(self) -> None:
-        """Let the kernel handle all requests itself again. Callable from any thread."""
-        self._debugger.remove()
+        if debugger.is_on:
+            self._call_soon(debugger.skip_this_package)
 
     # ---- other threads
+
+    def remove(self) -> None:
+        """Let the kernel handle all requests itself again, and show no rank as stopped."""
+        self._debugger.remove()
+        self._call_soon(self._forget_stops)
+
+    def update(self) -> None:
+        """Show the ranks that have died no longer as stopped."""
+        self._call_soon(self._show_stops)
+
+    def _call_soon(self, function: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the kernel ends
+            self._debugger.loop.call_soon_threadsafe(function)
 
     @property
     def is_on(self) -> bool:
@@ -117,8 +140,11 @@ class FrontEnd:
         return self._debugger.is_on
 
     def stopped_ranks(self) -> set[int]:
-        """Return the ranks that have stopped."""
-        return {found[0] for thread in list(self._stopped) if (found := self._ids.find(thread)) is not None}
+        """Return the ranks that have stopped, without those that have died since."""
+        return {stop.rank for stop in list(self._stopped.values()) if self._is_alive(stop)}
+
+    def _is_alive(self, stop: _Stop) -> bool:
+        return stop.rank in self._cluster.alive and self._cluster.process(stop.rank) is stop.process
 
     def prepare(self, ranks: Iterable[int]) -> None:
         """Let debugpy follow these ranks, before a cell is sent to them."""
@@ -170,7 +196,7 @@ class FrontEnd:
     async def _configure(self, rank: int) -> None:
         """Send the state of the front end's debugger to debugpy on a rank."""
         self._forget(rank)
-        ask = self.adapters.ask
+        ask = partial(self.adapters.ask, most_s=_PREPARE_S)
         requests = [ask(rank, "initialize", _INITIALIZE), ask(rank, "attach", _ATTACH)]
         requests += [self._set_on(rank, path, lines) for path, lines in self._debugger.breakpoints.items()]
         if self._exceptions is not None:
@@ -205,7 +231,7 @@ class FrontEnd:
             self._selected = 0
 
     def _threads_of(self, rank: int) -> list[int]:
-        return [thread for thread in self._stopped if (found := self._ids.find(thread)) and found[0] == rank]
+        return [thread for thread, stop in self._stopped.items() if stop.rank == rank]
 
     # ---- requests of the front end
 
@@ -287,7 +313,7 @@ class FrontEnd:
         of_cells = [at for at, path in enumerate(paths) if self._sources.has(path)]
         shown = []
         for at, frame in enumerate(frames[: of_cells[-1] + 1] if of_cells else frames):
-            if any(name in paths[at] for name in _INTERNAL):
+            if paths[at].startswith(PACKAGE) or _INTERNAL.search(paths[at]):
                 continue
             path, line = self._sources.outer(paths[at], frame["line"])
             source = frame.get("source") or {}
@@ -343,8 +369,9 @@ class FrontEnd:
         reply = await self._debugger.ask(request)
         if not reply.get("success"):
             return reply
-        for rank in [rank for rank in self._attached if self._follows(rank)]:
-            found = await self.adapters.ask(rank, "threads")
+        ranks = [rank for rank in self._attached if self._follows(rank)]
+        answers = await asyncio.gather(*(self.adapters.ask(rank, "threads") for rank in ranks))
+        for rank, found in zip(ranks, answers, strict=True):
             for one in (found.get("body") or {}).get("threads", ()):
                 thread = self._ids.add("thread", rank, one["id"])
                 if one["name"] == "MainThread":
@@ -376,8 +403,8 @@ class FrontEnd:
     async def _on_exceptions(self, request: Reply, arguments: Reply) -> Reply:
         self._exceptions = arguments
         reply = await self._debugger.ask(request)
-        for rank in self._attached:
-            await self.adapters.ask(rank, request["command"], arguments)
+        ranks = [rank for rank in self._attached if self._follows(rank)]
+        await asyncio.gather(*(self.adapters.ask(rank, request["command"], arguments) for rank in ranks))
         return reply
 
     # ---- breakpoints
@@ -445,7 +472,8 @@ class FrontEnd:
         body = event.get("body") or {}
         if event["event"] == "stopped":
             thread = self._ids.add("thread", rank, body["threadId"])
-            self._stopped[thread] = {**body, "threadId": thread, "allThreadsStopped": False}
+            told = {**body, "threadId": thread, "allThreadsStopped": False}
+            self._stopped[thread] = _Stop(rank, self._cluster.process(rank), told)
             self._unshown.append(thread)
             self._on_change()
             self._debugger.loop.call_later(_GATHER_S, self._show_stops)
@@ -467,11 +495,19 @@ class FrontEnd:
             self._selected = 0
             self._debugger.loop.call_later(_NEXT_S, self._show_stops)
 
+    def _forget_stops(self) -> None:
+        """Tell the front end that no rank stands any more: the session ends."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+        for thread in self._stopped:
+            self._send("continued", {"threadId": thread, "allThreadsContinued": False})
+        self._stopped.clear()
+
     def _show_stops(self) -> None:
         """Send the events of stopped threads, and last that of the thread which the front end shows."""
-        alive = set(self._cluster.alive)
-        for thread in list(self._stopped):
-            if (found := self._ids.find(thread)) is None or found[0] not in alive:
+        for thread, stop in list(self._stopped.items()):
+            if not self._is_alive(stop):
                 self._on_running(thread)
         new = [thread for thread in self._unshown if thread in self._stopped]
         self._unshown.clear()
@@ -479,9 +515,9 @@ class FrontEnd:
             self._selected = min(self._stopped, key=lambda thread: self._ids.find(thread) or (0, 0))
         for thread in new:
             if thread != self._selected:
-                self._send("stopped", {**self._stopped[thread], "preserveFocusHint": True})
+                self._send("stopped", {**self._stopped[thread].body, "preserveFocusHint": True})
         if (new or is_new_selection) and self._selected in self._stopped:
-            self._send("stopped", self._stopped[self._selected])
+            self._send("stopped", self._stopped[self._selected].body)
 
     def _send(self, name: str, body: Reply) -> None:
         if self.is_on:

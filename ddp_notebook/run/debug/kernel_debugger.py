@@ -17,7 +17,7 @@ from typing import Any
 _log = logging.getLogger(__name__)
 Reply = dict[str, Any]
 Handle = Callable[[Reply], Awaitable[Reply]]  # a request -> its response
-_PACKAGE = str(Path(__file__).parents[2]) + os.sep
+PACKAGE = str(Path(__file__).parents[2]) + os.sep  # folder of this package
 
 
 class KernelDebugger:
@@ -91,5 +91,5 @@ class KernelDebugger:
         import debugpy
         from _pydevd_bundle.pydevd_api import PyDevdAPI
 
-        folders = os.path.dirname(debugpy.__file__), _PACKAGE
+        folders = os.path.dirname(debugpy.__file__), PACKAGE
         PyDevdAPI().set_dont_trace_start_end_patterns(debugger, folders, ("debugpy_launcher.py",))

@@ -75,7 +75,7 @@ class Prompts:
         self._counted_s = 0.0  # time up to which held time was counted
         self._line: PromptLine | None = None  # the open request for a line
         self._selected: list[int] | None = None  # ranks chosen by the user; None: all stopped ranks
-        self._told = ""  # places shown last
+        self._shown_places = ""  # places shown last
         self._ended: set[int] = set()  # ranks whose failure was shown
         self._unheld: dict[int, Sequence[str]] = {}  # operations whose limits run on, by rank
 
@@ -144,12 +144,12 @@ class Prompts:
             self._release()
 
     def _release(self) -> None:
-        self._line, self._held_since_s, self._selected, self._told = None, None, None, ""
+        self._line, self._held_since_s, self._selected, self._shown_places = None, None, None, ""
         self._awaited.clear()
         self.resumed_s = time.monotonic()
         self._ranks.hold_timeouts(self._run.number, False)
 
-    # ---- who has stopped
+    # ---- stopped ranks
 
     def _drop_ended(self) -> None:
         """Forget ranks that have ended the cell, and report failures."""
@@ -177,7 +177,7 @@ class Prompts:
         """Return whether no further rank is expected to stop soon."""
         if now - self._changed_s > _GATHER_S:
             return True
-        if self._told or self._selected is not None:
+        if self._shown_places or self._selected is not None:
             return not self._awaited
         return set(self._stopped) >= set(self._run.pending)
 
@@ -194,11 +194,11 @@ class Prompts:
     def _ask(self) -> None:
         self._finish()
         places = group_by_value({rank: one.stands_at for rank, one in self._stopped.items()})
-        told = "; ".join(f"{list_ranks(ranks)} at {place}" for place, ranks in places.items())
+        shown = "; ".join(f"{list_ranks(ranks)} at {place}" for place, ranks in places.items())
         differ = len(places) > 1 or set(self._stopped) != set(self._run.ranks)
-        if differ and told != self._told:
-            self._say(f"stopped: {told}")
-        self._told = told
+        if differ and shown != self._shown_places:
+            self._say(f"stopped: {shown}")
+        self._shown_places = shown
         self._line = ask_line(f"({name_ranks(self._current())}) ")
 
     def _on_line(self, line: str) -> None:

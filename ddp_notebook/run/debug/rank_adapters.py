@@ -12,7 +12,9 @@ from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.messages.debug_messages import AdapterMessage, AdapterReady, AdapterRequest, UseAdapter
 
 _LOOK_S = 0.5  # interval of checks for whether the rank is alive
-_MOST_S = 60.0  # time for a response, such as that to an expression of the user
+_MOST_S = 2.0  # time for a response: the kernel handles no other request of the front end in the meantime
+_CODE_S = 60.0  # the same for requests that run code of the user, such as `__repr__`
+_RUN_CODE = ("evaluate", "setVariable", "setExpression", "variables")
 NO_ANSWER: dict[str, Any] = {"type": "response", "success": False, "message": "the rank does not answer", "body": {}}
 
 
@@ -33,9 +35,8 @@ class RankAdapters:
         self._on_event = on_event
         self._numbers = itertools.count(1)
         self._starts: dict[int, asyncio.Future[str]] = {}
-        self._open: dict[
-            tuple[int, int], asyncio.Future[dict[str, Any]]
-        ] = {}  # responses by rank and number of the request
+        # responses by rank and number of the request
+        self._open: dict[tuple[int, int], asyncio.Future[dict[str, Any]]] = {}
 
     async def start(self, rank: int) -> str:
         """Start debugpy on a rank when its cell has ended. Return why it cannot start; "" if it runs."""
@@ -51,18 +52,21 @@ class RankAdapters:
         """Let debugpy on a rank follow no more cells."""
         self._cluster.send(rank, UseAdapter(on=False))
 
-    async def ask(self, rank: int, command: str, arguments: Any = None, cell_file: str = "") -> dict[str, Any]:
+    async def ask(
+        self, rank: int, command: str, arguments: Any = None, cell_file: str = "", most_s: float = _MOST_S
+    ) -> dict[str, Any]:
         """Send a request, and return its response.
 
         Args:
             arguments: see the protocol.
             cell_file: file of a cell in the arguments.
+            most_s: longest time for the response in seconds. Requests that run code of the user have a longer one.
         """
         number = next(self._numbers)
         request = {"type": "request", "seq": number, "command": command, "arguments": arguments or {}}
         self._open[rank, number] = future = self._loop.create_future()
         self._cluster.send(rank, AdapterRequest(data=json.dumps(request).encode(), cell_file=cell_file))
-        until = self._loop.time() + _MOST_S
+        until = self._loop.time() + (_CODE_S if command in _RUN_CODE else most_s)
         try:
             while not await self._is_done(future):
                 if rank not in self._cluster.alive or self._loop.time() > until:

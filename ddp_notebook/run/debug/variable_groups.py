@@ -35,9 +35,8 @@ def read_group(questions: Questions, rank: int) -> list[dict[str, Any]]:
 
 
 def _variable(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    kind = " ".join(
-        filter(None, [row["type"], row.get("dtype"), row.get("shape")])
-    )  # the tree of JupyterLab shows this
+    # the tree of JupyterLab shows the type
+    kind = " ".join(filter(None, [row["type"], row.get("dtype"), row.get("shape")]))
     nbytes, device = row.get("nbytes"), row.get("device")
     value = ("" if nbytes is None else size(nbytes)) + (f" on {device}" if device else "")
     return {"name": name, "value": value, "type": kind, "evaluateName": "", "variablesReference": 0}
