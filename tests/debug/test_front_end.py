@@ -383,7 +383,7 @@ def test_a_rank_that_dies_at_a_breakpoint_has_not_stopped(debugger):
     assert debugger.ask("debugInfo")["body"]["stoppedThreads"] == []
     debugger.set_breakpoints(code)
     assert run("%ddp_heal").status == "ok"
-    assert run(f"{ALL[:-1]} --timeout 1\nif rank == 1: time.sleep(20)").ename == "CellTimeoutError"
+    assert run(f"{ALL[:-1]} --timeout 1\nimport time\nif rank == 1: time.sleep(20)").ename == "CellTimeoutError"
     assert run("%ddp_stop").status == "ok"
 
 

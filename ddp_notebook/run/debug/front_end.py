@@ -472,8 +472,8 @@ class FrontEnd:
         body = event.get("body") or {}
         if event["event"] == "stopped":
             thread = self._ids.add("thread", rank, body["threadId"])
-            told = {**body, "threadId": thread, "allThreadsStopped": False}
-            self._stopped[thread] = _Stop(rank, self._cluster.process(rank), told)
+            body = {**body, "threadId": thread, "allThreadsStopped": False}
+            self._stopped[thread] = _Stop(rank, self._cluster.process(rank), body)
             self._unshown.append(thread)
             self._on_change()
             self._debugger.loop.call_later(_GATHER_S, self._show_stops)
@@ -496,7 +496,7 @@ class FrontEnd:
             self._debugger.loop.call_later(_NEXT_S, self._show_stops)
 
     def _forget_stops(self) -> None:
-        """Tell the front end that no rank stands any more: the session ends."""
+        """Show no rank as stopped: the session ends."""
         if self._leaving is not None:
             self._leaving.cancel()
             self._leaving = None
