@@ -626,9 +626,9 @@ def test_a_kernel_has_a_debugger_for_its_own_process(monkeypatch):
     for name in ("is_started", "breakpoint_list", "stopped_threads", "event_callback"):
         assert f"self.{name} = " in source
     assert "cleanup_transforms.pop(index)" in inspect.getsource(Debugger.start), "leading empty lines are kept"
-    thread = ControlThread()
-    assert isinstance(thread.io_loop.asyncio_loop, asyncio.AbstractEventLoop)
-    thread.io_loop.close()
+    loop: Any = ControlThread().io_loop
+    assert isinstance(loop.asyncio_loop, asyncio.AbstractEventLoop)
+    loop.close()
     assert "input_hist_raw" in HistoryManager.class_trait_names()
     assert compiler.get_file_name("x\n").startswith(compiler.get_tmp_directory())
 

@@ -26,15 +26,14 @@ class Debugging(SessionFeature):
 
     def __init__(self, parts: SessionParts) -> None:
         super().__init__(parts)
-        self._prompts: dict[int, Prompts] = {}  # prompts of running cells, by number of the cell
-        self._holding: set[int] = set()  # cells in which a debugger has stopped
+        self._prompts: dict[int, Prompts] = {}  # prompts by number of the cell; cells and jobs run in turn
         self._front_end: FrontEnd | None = None  # None: the kernel has no debugger
 
     def cell_prompts(self, run: CellRun, screen: Screen | None, quit: Callable[[], None], may_ask: bool) -> Prompts:
         say = (lambda _: None) if screen is None else screen.note
         finish = (lambda: None) if screen is None else screen.finish
         prompts = Prompts(run, self, say, finish, quit, may_ask=may_ask)
-        self._prompts[run.number] = prompts
+        self._prompts = {run.number: prompts}
         return prompts
 
     # ---- the debugger of the front end
@@ -66,7 +65,6 @@ class Debugging(SessionFeature):
     def cell_ended(self, run: CellRun, code: str) -> Sequence[str]:
         if self._front_end is not None:
             self._front_end.update()
-        self._prompts.pop(run.number, None)
         return self.notices()
 
     def cell_stands(self, run: CellRun) -> bool:
@@ -106,14 +104,11 @@ class Debugging(SessionFeature):
         self.parts.cells.answer(rank, answer)
 
     def hold_timeouts(self, cell: int, on: bool) -> None:
-        """Hold the time limits of operations on all ranks, or end that if no other cell holds them.
+        """Hold the time limits of operations on all ranks, or end that.
 
         Args:
             cell: number of the cell in which a debugger has stopped.
         """
-        (self._holding.add if on else self._holding.discard)(cell)
-        if not on and self._holding:
-            return
         for rank in self.parts.cluster.alive:
             self.parts.cluster.send(rank, HoldTimeouts(on=on, cell=cell))
 
