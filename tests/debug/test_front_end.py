@@ -144,9 +144,10 @@ def test_time_limits_are_held(debugger):
 
 
 def test_conditions_files_and_functions_of_earlier_cells(debugger, tmp_path):
-    path = tmp_path / "of_user.py"
+    path = tmp_path / "ddp_notebook" / "of_user.py"  # a folder with the name of this package
+    path.parent.mkdir()
     path.write_text("def h(a):\n    b = a + 1\n    return b\n")
-    define = f"{ALL}import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom of_user import h\n"
+    define = f"{ALL}import sys; sys.path.insert(0, {str(path.parent)!r})\nfrom of_user import h\n"
     define += "def k(n):\n    m = n\n    return m"
     assert debugger.finish(debugger.kernel.start(define)).status == "ok"
     debugger.set_breakpoints(define, 6, condition="n > 1")
