@@ -651,6 +651,7 @@ assert callable(pydevd_comm.InternalThreadCommand.do_it)
 assert "pydev_do_not_trace" in inspect.getsource(pydevd_daemon_thread.mark_as_pydevd_daemon_thread)
 assert "is_pydev_daemon_thread" in inspect.getsource(pydevd_daemon_thread.mark_as_pydevd_daemon_thread)
 assert pydevd_constants.PYDEVD_IPYTHON_COMPATIBLE_DEBUGGING and pydevd_constants.DISABLE_FILE_VALIDATION
+assert not pydevd_constants.PYDEVD_USE_SYS_MONITORING
 pydevd.get_global_debugger, pydevd.PyDB.set_suspend, pydevd.PyDB.enable_tracing, pydevd.PyDB.disable_tracing
 assert "self.trace_dispatch = " in inspect.getsource(pydevd.PyDB.__init__)
 pydevd_constants.STATE_RUN, pydevd_comm_constants.CMD_SET_BREAK

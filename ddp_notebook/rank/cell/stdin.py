@@ -90,6 +90,7 @@ class Stdin:
 
     def answer_threads(self, text: str) -> None:
         """Answer the debuggers of other threads than the main thread, because no user will. Thread-safe."""
+        self._at_end = text
         for number in list(self._of_threads):
             self.on_reply(InputReply(request=number, text=text))
 
@@ -102,6 +103,7 @@ class Stdin:
                 try:
                     return self._replies[number].get(timeout=_LOOK_S)
                 except queue.Empty:
-                    continue
+                    if number in self._of_threads and self._running_cell() != request.cell:
+                        return InputReply(request=number, text=self._at_end)  # it has asked while the cell ended
         finally:
             del self._replies[number]

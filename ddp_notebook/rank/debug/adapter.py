@@ -22,6 +22,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(OURS))
 _SETTINGS = {
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # otherwise it prints a warning about frozen modules
     "PYDEVD_IPYTHON_COMPATIBLE_DEBUGGING": "1",  # IPython runs each statement of a cell in its own frame
+    "PYDEVD_USE_SYS_MONITORING": "0",  # from Python 3.12 on too, a thread is followed by a trace function of its own
 }
 _CHUNK_BYTES = 1 << 16
 _NO_DEBUGPY = "debugpy is not installed there (pip install debugpy)"
@@ -153,8 +154,7 @@ class Adapter:
         self._traces = True
         self._quits = self._is_interrupted = False
         self._run_on(sys.modules["threading"].main_thread())
-        if not hasattr(sys, "monitoring"):
-            sys.modules["threading"].settrace(self._debugger.trace_dispatch)
+        sys.modules["threading"].settrace(self._debugger.trace_dispatch)
         self._debugger.enable_tracing()
 
     def end(self) -> None:
@@ -163,8 +163,7 @@ class Adapter:
             return
         self._traces = False
         self._debugger.disable_tracing()
-        if not hasattr(sys, "monitoring"):
-            sys.modules["threading"].settrace(None)
+        sys.modules["threading"].settrace(None)
         self._run_on(sys.modules["threading"].main_thread())  # a step does not go on in the next cell
         self.quit_threads(raises=False)
 
