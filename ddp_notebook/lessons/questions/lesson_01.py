@@ -16,7 +16,7 @@ QUESTIONS: dict[str, Question] = {
     ),
     "01/losses": Question(
         answer="different",
-        why="each rank has the loss of its own images. DDP averages the gradients and not the losses.",
+        why="each rank computes the loss of its part of the images. DDP averages the gradients and not the losses.",
         hint="Which images does a rank use for its loss, and what does DDP average?",
         traps={
             "equal": "The parameters are equal, but each rank has other images.",

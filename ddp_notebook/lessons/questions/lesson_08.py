@@ -13,7 +13,7 @@ _PARAMETERS = 64 * 32 + 32 + 32 * 10 + 10  # number of parameters of the puzzle'
 QUESTIONS: dict[str, Question] = {
     "08/why": Question(
         answer="different",
-        why="each rank follows the gradient of its own images, so their weights become different.",
+        why="each rank uses only the gradient of its part of the images, so the weights become different.",
         hint="Nothing is sent. How could one rank learn from the images of another?",
         traps={
             "faster": "Each rank has seen only its share of the images, so it has learned less, not faster.",

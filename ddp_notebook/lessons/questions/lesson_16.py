@@ -52,8 +52,8 @@ QUESTIONS: dict[str, Question] = {
     ),
     "16/which-hook": Question(
         answer=["fp16", "none", "top-k"],
-        why="fp16 receives half of DDP's bytes on any number of ranks, and top-k receives 64 / 20 times as many "
-        "bytes as DDP.",
+        why="with fp16 a rank receives half of the bytes of plain DDP, on any number of ranks. With top-k it receives "
+        "64 / 20 times as many.",
         hint="fp16 keeps the all-reduce and halves the size. For top-k use the ratio N / 20.",
         traps={("top-k", "fp16", "none"): "A rank gives few bytes, but it receives those of 63 other ranks."},
     ),

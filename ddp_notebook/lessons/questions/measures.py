@@ -22,7 +22,7 @@ class Attempt:
     ranks: tuple[int, ...]
     calls: tuple[Collective, ...]  # of all ranks
     steps: tuple[Step, ...]  # optimizer steps of all ranks
-    peak_bytes: Mapping[int, int]  # by rank; {} if no target needs it
+    peak_bytes: Mapping[int, int]  # keys are ranks; {} if no target needs it
     recording: Recording
     cell: int | None  # number of the cell in the recording; None without calls and steps
 

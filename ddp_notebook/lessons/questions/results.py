@@ -98,7 +98,7 @@ class _Result:
                 display(part)  # type: ignore[no-untyped-call,unused-ignore]
 
 
-_results: dict[str, dict[str, _Result]] = {}  # by question and cell
+_results: dict[str, dict[str, _Result]] = {}  # keys are names of questions, then ids of cells
 
 
 def said(question: Question, answered: Answered) -> dict[str, str]:

@@ -104,6 +104,6 @@ class Stdin:
                     return self._replies[number].get(timeout=_LOOK_S)
                 except queue.Empty:
                     if number in self._of_threads and self._running_cell() != request.cell:
-                        return InputReply(request=number, text=self._at_end)  # it has asked while the cell ended
+                        return InputReply(request=number, text=self._at_end)  # the request came too late
         finally:
             del self._replies[number]

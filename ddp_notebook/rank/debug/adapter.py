@@ -22,7 +22,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(OURS))
 _SETTINGS = {
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # otherwise it prints a warning about frozen modules
     "PYDEVD_IPYTHON_COMPATIBLE_DEBUGGING": "1",  # IPython runs each statement of a cell in its own frame
-    "PYDEVD_USE_SYS_MONITORING": "0",  # from Python 3.12 on too, a thread is followed by a trace function of its own
+    "PYDEVD_USE_SYS_MONITORING": "0",  # Python 3.12 and later: use a trace function, as on 3.11
 }
 _CHUNK_BYTES = 1 << 16
 _NO_DEBUGPY = "debugpy is not installed there (pip install debugpy)"

@@ -18,7 +18,9 @@ HOST = "host"
 _ANSWER_S = 2.0
 _NUMBERS = re.compile(r"-?\d{1,9}|\d{1,9}-\d{1,9}")
 _CONDITION = re.compile(r"\s*([^=,\s]+)\s*=\s*([^=,\s]+)\s*")
-Coordinates = Mapping[int, Sequence[Sequence[Any]]]  # by rank: the result of `rank.variables.meshes.coordinates`
+Coordinates = Mapping[
+    int, Sequence[Sequence[Any]]
+]  # keys are ranks, values the results of `rank.variables.meshes.coordinates`
 
 
 class NamedRanks:
