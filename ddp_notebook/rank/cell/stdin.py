@@ -40,6 +40,7 @@ class Stdin:
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
         self._of_threads: set[int] = set()  # open requests of other threads than the main thread
+        self._at_end = "continue"  # the answer to such a request if its cell has ended
         self._replies: dict[int, queue.SimpleQueue[InputReply]] = {}
         builtins.input = self._input
         getpass.getpass = self._getpass
