@@ -1,4 +1,4 @@
-"""Run all benchmarks in sequence: `python -m tests.benchmarks [--write]`, from the root of the repository."""
+"""Run benchmarks in sequence: `python -m tests.benchmarks [NAME ...] [--write]`, from the root of the repository."""
 
 from __future__ import annotations
 
@@ -29,42 +29,40 @@ from tests.benchmarks import (
     values,
 )
 
+_OF_STARTS = {"start", "scale", "hosts", "jobs"}  # benchmarks that repeat whole starts
+_ALL = (
+    *(start, cell, scale, hosts, jobs, many, output, collective, completion, debugger, rpc, intake, recording, cold),
+    *(pipelines, monitor, memory, survive, values),
+)
+
 
 def main() -> None:
+    benchmarks = {module.__name__.rpartition(".")[2]: module for module in _ALL}
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(benchmarks)}; all")
     parser.add_argument("--write", action="store_true", help=f"keep the table in {results.FILE.name}")
     parser.add_argument("--rounds", type=int, default=3, help="starts of each kind")
     parser.add_argument("--blocks", type=int, default=5, help="blocks of cells of each kind")
     given = parser.parse_args()
+    if unknown := set(given.names) - set(benchmarks):
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; the names are {', '.join(benchmarks)}")
+    if given.names and given.write:
+        parser.error("--write replaces the whole table: leave out the names")
     os.environ.pop("PYTHONUNBUFFERED", None)
     when = results.moment()
+    print(when)
+    figures = []
     with tempfile.TemporaryDirectory(prefix="ipython-") as directory:
         os.environ["IPYTHONDIR"] = directory
-        figures = [
-            *start.measure(rounds=given.rounds),
-            *cell.measure(blocks=given.blocks),
-            *scale.measure(rounds=given.rounds),
-            *hosts.measure(rounds=given.rounds),
-            *jobs.measure(rounds=given.rounds),
-            *many.measure(),
-            *output.measure(),
-            *collective.measure(),
-            *completion.measure(),
-            *debugger.measure(),
-            *rpc.measure(),
-            *intake.measure(),
-            *recording.measure(),
-            *cold.measure(),
-            *pipelines.measure(),
-            *monitor.measure(),
-            *memory.measure(),
-            *survive.measure(),
-            *values.measure(),
-        ]
-    table = results.table(figures)
-    print("", when, "", *table, sep="\n")
+        for name in given.names or benchmarks:
+            options = {"rounds": given.rounds} if name in _OF_STARTS else {}
+            options |= {"blocks": given.blocks} if name == "cell" else {}
+            measured = benchmarks[name].measure(**options)
+            figures += measured
+            # All of them take about an hour. One that fails must not lose the others.
+            print("", *results.table(measured), sep="\n", flush=True)
     if given.write:
-        results.replace_section("figures", [when, "", *table])
+        results.replace_section("figures", [when, "", *results.table(figures)])
 
 
 if __name__ == "__main__":
