@@ -287,5 +287,11 @@ def test_signatures_have_all_kinds_of_parameters():
 
     def g(self, *, x=calls): ...
 
+    class Made:
+        @classmethod
+        def of(cls, /, size): ...
+
     assert describe(Known.of(f), "f").startswith("Signature: f(a, /, b, c=1, *rest, d, e=None, **more)\n")
     assert describe(Known.of(types.MethodType(g, 1)), "g").startswith("Signature: g(*, x=...)\n")
+    assert described(Lookup({"Made": Made}), "Made.of").startswith("Signature: of(size)\n")
+    assert "cls=" not in names("variables", "Made.of", {"Made": Made})

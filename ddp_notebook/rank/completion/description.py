@@ -101,8 +101,8 @@ def signature(function: Any, name: str, *, is_method: bool = False) -> str:
     parameters += [f"{one}={_plain(of_keywords[one])}" if one in of_keywords else one for one in names[count:][:only]]
     if code.co_flags & inspect.CO_VARKEYWORDS:
         parameters.append(f"**{names[rest]}")
-    if (is_method or names[:1] == ("self",)) and parameters:
-        del parameters[0]
+    if (is_method or names[:1] in (("self",), ("cls",))) and parameters:
+        del parameters[: 2 if parameters[1:2] == ["/"] else 1]
     return f"{name}({', '.join(parameters)})"
 
 

@@ -139,7 +139,7 @@ def _parameters(lookup: Lookup, path: str) -> dict[str, str]:
         return {}
     code = function.__code__
     names = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
-    return {f"{name}=": "param" for name in names if name != "self"}
+    return {f"{name}=": "param" for name in names if name not in ("self", "cls")}
 
 
 def _keys(of: Known) -> dict[str, str] | None:
