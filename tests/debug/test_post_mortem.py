@@ -49,7 +49,7 @@ def test_debug_in_a_cell_of_ranks(user):
     user.run(FAILS)
     reply = user.run(f"{ALL}%debug", ["p size", "q"])
     assert "[1] 5\n" in reply.stdout
-    assert "[0] the last cell of this rank succeeded" in reply.stdout
+    assert "[0] no failure is kept" in reply.stdout
 
 
 def test_a_timed_out_cell_has_frames_on_all_ranks(user):
@@ -62,8 +62,15 @@ def test_a_timed_out_cell_has_frames_on_all_ranks(user):
 def test_without_a_failure_one_sentence(user):
     user.run(f"{ALL}1")
     reply = user.run("%ddp_debug")
-    assert reply.stdout == "no rank keeps a failed cell: the last cell on each rank has succeeded, or no cell has run\n"
-    assert "[0-1] the last cell of this rank succeeded" in user.run(f"{ALL}%debug").stdout
+    assert reply.stdout.startswith("no failure is kept on any rank: %ddp_debug opens the last cell of a rank if")
+    assert "[0-1] no failure is kept: %debug opens" in user.run(f"{ALL}%debug").stdout
+
+
+def test_a_syntax_error_is_no_success(user):
+    assert user.run(f"{ALL}exec('x = (')").ename == "RankError"
+    reply = user.run("%ddp_debug 1")
+    assert reply.stdout.startswith("no failure is kept on rank 1: ") and "not a syntax error" in reply.stdout
+    assert "[0-1] no failure is kept" in user.run(f"{ALL}%debug").stdout
 
 
 def test_memory_of_the_frames_is_released_by_the_next_cell(user):

@@ -40,7 +40,10 @@ _OF_CHILD = (
     "DataLoader, so that the rank itself loads the data"
 )
 _WAS_CUT = re.compile(r"gloo/|Connection (closed|reset) by peer")
-_NO_FAILURE = "the last cell of this rank succeeded: %debug opens a failed cell, before the next one runs"
+_NO_FAILURE = (
+    "no failure is kept: %debug opens the last cell of this rank if a line of your code failed; not a syntax error or "
+    "SystemExit"
+)
 
 
 class DebugFeature(Feature):

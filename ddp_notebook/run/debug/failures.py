@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from ddp_notebook.run.session_parts import SessionParts
 
 _CODE = "get_ipython().run_line_magic('debug', '')"  # a rank keeps the failure while it runs this
-_NO_FAILURE = "no rank keeps a failed cell: the last cell on each rank has succeeded, or no cell has run"
 
 
 def debug_failure(parts: SessionParts, run: Callable[..., object], asked: str | None) -> None:
@@ -33,7 +32,10 @@ def debug_failure(parts: SessionParts, run: Callable[..., object], asked: str | 
     answers: dict[int, Any] = parts.questions.ask_all(alive, lambda number: FailureQuestion(request=number))
     failed = [rank for rank, answer in answers.items() if answer.facts.get("error")]
     if not failed:
-        others = "" if asked is None else f" on {list_ranks(ranks)}"
-        print(_NO_FAILURE if not others else f"no failed cell is kept{others}: the last cell there has succeeded")
+        where = "any rank" if asked is None else list_ranks(ranks)
+        print(
+            f"no failure is kept on {where}: %ddp_debug opens the last cell of a rank if a line of your code failed; "
+            "not a syntax error or SystemExit"
+        )
         return
     run(_CODE, ranks=failed)
