@@ -52,3 +52,5 @@ def test_questions_have_names(monkeypatch):
         lessons.check("test_product", 3)
     with pytest.raises(UsageError, match=r"^unknown question '04/box'; there are 04/backend, .*, 04/world-size$"):
         lessons.check("04/box", 3)
+    with pytest.raises(UsageError, match=r"^unknown question '07/rng'; there are 07/half, "):
+        lessons.check("07/rng", "my_all_reduce")

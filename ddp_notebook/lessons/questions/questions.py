@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from ddp_notebook.lessons.questions.catalogue import PUZZLES, QUESTIONS, unknown
 from ddp_notebook.lessons.questions.judging import is_missing, judge
 from ddp_notebook.lessons.questions.puzzles import DOTS, has_dots, solve
 
+_NAME = re.compile(r"\d\d/[\w-]+")
 Judge = Callable[[Any], "tuple[bool, str] | bool | str"]
 
 
@@ -68,7 +70,7 @@ def check(question: str | Judge | Any, answer: Any, *, keep: bool = True) -> Ver
         return _solved(question, answer, keep)
     if isinstance(question, str) and question in QUESTIONS:
         return _judged(question, answer, keep)
-    elif isinstance(question, str) and not isinstance(answer, str):
+    if isinstance(question, str) and (not isinstance(answer, str) or _NAME.fullmatch(question)):
         raise UsageError(unknown(question))
     if not callable(question):
         return _compare(question, answer)
