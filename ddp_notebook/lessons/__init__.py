@@ -35,6 +35,7 @@ Every number comes from tensors on the ranks. Without a front end, lessons work 
     capstones/      larger tasks that use several lessons
     lesson_cells    runs the cells of a lesson in the session
     ranks           the code of the lessons on the ranks
+    slow_backward   simulated computation of a backward pass on the ranks
     lesson          interface of a lesson with a view: state, acts, picture
     lesson_widget   the widget of a lesson, and requests of the browser
     lesson_display  displays a lesson: a widget while ranks run, a picture and a text afterwards

@@ -68,7 +68,7 @@ def test_a_deadlock_is_freed_and_the_group_is_usable(ranks):
     scene = lessons.point_to_point("deadlock")
     assert "rank 0: waiting in send" in scene.error and "rank 1: waiting in send" in scene.error
     assert [event.is_over for event in scene.events if event.rank < 2] == [False, False]
-    assert "rank 0 waited for rank 1 in send until it was freed" in scene.said
+    assert "rank 0 waited for rank 1 in send until it was stopped" in scene.said
     assert scene.seconds < 6
     assert scene.play("blocking").values[1] == [0.0] * 4
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ddp_notebook.lessons.questions.measures import Attempt, Measure, sent_bytes
-from ddp_notebook.records.units import size
+from ddp_notebook.lessons.questions.measures import Attempt, Measure
 
 
 def _logged(name: str) -> Callable[[Attempt], Mapping[int, float]]:
@@ -30,12 +29,3 @@ TOKENS_PER_S = Measure(
     name="speed", of=_logged("tokens_per_s"), in_words=lambda value: f"{value:,.0f} tokens per second"
 )
 FULLEST = Measure(name="fullest reader", of=_logged("fullest"), in_words=lambda value: f"{value:.2f} times the mean")
-# A comm hook of DDP is recorded too, around the collectives that it calls.
-SENT_WITH_HOOK = Measure(
-    name="bytes sent",
-    of=lambda attempt: {
-        rank: sum(sent_bytes(call) for call in attempt.calls_of(rank) if not call.op.startswith("comm hook"))
-        for rank in attempt.ranks
-    },
-    in_words=size,
-)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook import log
 from ddp_notebook.lessons.capstones.plan import Plan
+from ddp_notebook.lessons.slow_backward import SlowBackward
 
 WIDTH, LAYERS, BATCH = 128, 8, 16
 LAYER_MS = 8.0  # simulated backward of a layer
@@ -88,24 +89,11 @@ class Link:
             transfer._done.set()
 
 
-class _Slow(torch.autograd.Function):
-    """An identity whose backward takes `LAYER_MS`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        time.sleep(LAYER_MS / 1000)
-        return gradient
-
-
 class Layer(nn.Linear):
     """A linear layer with a ReLU whose backward takes `LAYER_MS`, as that of a larger layer would."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = _Slow.apply(super().forward(x).relu())
+        out: torch.Tensor = SlowBackward.apply(super().forward(x).relu(), LAYER_MS / 1000)
         return out
 
 

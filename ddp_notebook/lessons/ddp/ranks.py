@@ -18,6 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.lessons.ddp.inside_options import Options
+from ddp_notebook.lessons.slow_backward import SlowBackward
 
 if TYPE_CHECKING:  # torch exports it as dist.GradBucket, but not in its type information
     from torch._C._distributed_c10d import GradBucket
@@ -206,20 +207,6 @@ class Inside:
         return nn.functional.cross_entropy(self.ddp(self.x[chosen]), self.y[chosen])
 
 
-class _Sleep(torch.autograd.Function):
-    """Returns its input, and sleeps in the backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
-        ctx.seconds = seconds
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        time.sleep(ctx.seconds)
-        return gradient, None
-
-
 def simulate_compute(network: nn.Module, backward_s: float) -> None:
     """Let each layer with parameters sleep for its share of a backward before its gradient, and half of it in the
     forward."""
@@ -228,7 +215,7 @@ def simulate_compute(network: nn.Module, backward_s: float) -> None:
 
     def slow(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
         time.sleep(share_s / 2)
-        found: torch.Tensor = _Sleep.apply(output, share_s)
+        found: torch.Tensor = SlowBackward.apply(output, share_s)
         return found
 
     for layer in layers:

@@ -53,7 +53,7 @@ export function wrongUse(document, link, status) {
     }
     const isHang = error === "CellTimeoutError";
     const isFound = message.includes("Nothing was sent");
-    const how = isHang ? "They waited, and were freed. " : isFound ? "It was found before data moved. " : "It failed. ";
+    const how = isHang ? "They waited, and were stopped. " : isFound ? "It was found before data moved. " : "It failed. ";
     /** @type {HTMLElement[]} */
     const found = [
       ran,

@@ -106,7 +106,7 @@ class Scene(DisplayedLesson):
                 whom = "any rank" if event.peer is None else f"rank {event.peer}"
                 found.append(f"rank {event.rank} waited {event.blocked_ms:.0f} ms for {whom}")
             elif not event.is_over:
-                found.append(f"rank {event.rank} waited for rank {event.peer} in {event.what} until it was freed")
+                found.append(f"rank {event.rank} waited for rank {event.peer} in {event.what} until it was stopped")
         return found
 
     @property
@@ -166,7 +166,7 @@ class Scene(DisplayedLesson):
         elif self.name == "tags" and 1 in self.values:
             found.append("; ".join(f"tag {tag} brought {value:g}" for tag, value in self.values[1]))
         if self.error:
-            found.append(f"freed after {self.seconds:.1f} s; the group and all variables are kept")
+            found.append(f"stopped after {self.seconds:.1f} s; the group and all variables are kept")
         return found
 
     def picture(self) -> Figure:

@@ -13,24 +13,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
+from ddp_notebook.lessons.slow_backward import SlowBackward
+
 WIDTH = 32
 SAMPLES = 4  # samples per microbatch
 STEPS = 3  # the first step is slower: every stage requests shapes from the previous one
 _TOLERANCE = 1e-6
-
-
-class _Paced(torch.autograd.Function):
-    """Identity whose backward pass sleeps for a given time."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, ms: float) -> torch.Tensor:
-        ctx.ms = ms
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        time.sleep(ctx.ms / 1e3)
-        return gradient, None
 
 
 class Layer(nn.Module):
@@ -46,7 +34,7 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(self.ms / 1e3)
-        x, weight = _Paced.apply(x, self.ms), _Paced.apply(self.weight, self.ms)
+        x, weight = (SlowBackward.apply(one, self.ms / 1e3) for one in (x, self.weight))
         return torch.tanh(x @ weight)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddp_notebook.lessons.capstones.measures import SENT_WITH_HOOK
 from ddp_notebook.lessons.questions.judging import Question
+from ddp_notebook.lessons.questions.measures import SENT
 from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 QUESTIONS: dict[str, Question] = {
@@ -120,7 +120,7 @@ model = made()
         call="[solution(model), gradients(model)][1]",
         got="[g / most for g, most in zip(result, largest)]",
         wanted="[g / most for g, most in zip(exact, largest)]",
-        targets=(Target(measure=SENT_WITH_HOOK, most=lambda size: 0.55 * 2 * (size - 1) / size * _BYTES),),
+        targets=(Target(measure=SENT, most=lambda size: 0.55 * 2 * (size - 1) / size * _BYTES),),
         why="the hook sends each gradient with 16 bits, and DDP gets it back with 32.",
         hint="torch.distributed.algorithms.ddp_comm_hooks.default_hooks has hooks that compress.",
         wrong_hint="The gradients must stay within 1 % of their largest value.",
