@@ -6,7 +6,7 @@ feature          declaration
 diverged_cells   the feature in a session
 paths            collectives of each rank with their lines, from the recording
 control_flow     graph of the branches and calls of the code
-parting          the control flow between the last common collective and the next one of each rank
+diverging_paths  the control flow between the last common collective and the next one of each rank
 branches         the branch, caught exception or conditions that separate ranks
 loops            the loop that some ranks have left
 sentences        the sentence about the decision that separates ranks

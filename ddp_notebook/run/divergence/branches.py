@@ -7,85 +7,90 @@ from collections.abc import Mapping, Sequence
 
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.divergence.control_flow import Node
+from ddp_notebook.run.divergence.diverging_paths import DivergingPaths, without
 from ddp_notebook.run.divergence.loops import passes_have_events
-from ddp_notebook.run.divergence.parting import Parting, without
 from ddp_notebook.run.divergence.paths import END, Event
 
 _MOST_TEXT = 60  # characters of a condition
 
 
-def branch(parting: Parting) -> str:
+def branch(diverging: DivergingPaths) -> str:
     """Describe the branch that every rank has passed, and that separates them."""
-    around = [loop for loop, _ in parting.loops_around()]
-    for at in parting.decisions:
-        if isinstance(at, Node) and at not in around and (labels := _labels(parting, at)) is not None:
+    around = [loop for loop, _ in diverging.loops_around()]
+    for at in diverging.decisions:
+        if isinstance(at, Node) and at not in around and (labels := _labels(diverging, at)) is not None:
             by_label: dict[int, list[int]] = {}
             for number, label in enumerate(labels):
-                by_label.setdefault(label, []).extend(parting.sets[number][1])
-            if len(by_label) > 1 and _is_recursive(parting, at):
+                by_label.setdefault(label, []).extend(diverging.sets[number][1])
+            if len(by_label) > 1 and _is_recursive(diverging, at):
                 return ""  # ranks may have passed it in earlier calls too
             if len(by_label) > 1:
-                return _words(parting, at, {label: sorted(ranks) for label, ranks in sorted(by_label.items())})
+                return _words(diverging, at, {label: sorted(ranks) for label, ranks in sorted(by_label.items())})
     return ""
 
 
-def _is_recursive(parting: Parting, at: Node) -> bool:
+def _is_recursive(diverging: DivergingPaths, at: Node) -> bool:
     """Return whether a branch is in a function that has called itself."""
-    states = [state for state in parting.graph.edges if state.node is at]
+    states = [state for state in diverging.graph.edges if state.node is at]
     return any([node.name for node in state.stack].count(at.function) > 1 for state in states)
 
 
-def _labels(parting: Parting, at: Node) -> list[int] | None:
+def _labels(diverging: DivergingPaths, at: Node) -> list[int] | None:
     """Return the branch that leads to the next event of each set; None if it is not the only one of a set."""
-    graph = parting.graph
+    graph = diverging.graph
     if graph.reached(graph.starts, without(at)):
         return None
-    found: list[set[int]] = [set() for _ in parting.sets]
+    found: list[set[int]] = [set() for _ in diverging.sets]
     for label, states in graph.targets(at).items():
         for number in graph.reached(states, without(at)):
             found[number].add(label)
     return [labels.pop() for labels in found] if all(len(labels) == 1 for labels in found) else None
 
 
-def _words(parting: Parting, at: Node, by_label: Mapping[int, list[int]]) -> str:
+def _words(diverging: DivergingPaths, at: Node, by_label: Mapping[int, list[int]]) -> str:
     tree, place = at.tree, _place(at)
-    who = {label: list_ranks(ranks) for label, ranks in by_label.items()}
+    ranks_at = {label: list_ranks(ranks) for label, ranks in by_label.items()}
     if isinstance(tree, ast.If):
-        return _if_words(parting, at, tree, by_label, who)
+        return _if_words(diverging, at, tree, by_label, ranks_at)
     if isinstance(tree, ast.Match):
-        cases = [f"{r} {_case(tree.cases[n])}" if n < len(tree.cases) else f"{r} no case" for n, r in who.items()]
+        cases = [
+            f"{ranks} {_case(tree.cases[label]) if label < len(tree.cases) else 'no case'}"
+            for label, ranks in ranks_at.items()
+        ]
         return f"{place}: {cases[0].replace(' `', ' took `', 1)}, {', '.join(cases[1:])}"
     if isinstance(tree, ast.IfExp):
-        parts = [f"{r} ran `{_short(ast.unparse((tree.body, tree.orelse)[n]))}`" for n, r in who.items()]
+        parts = [f"{r} ran `{_short(ast.unparse((tree.body, tree.orelse)[n]))}`" for n, r in ranks_at.items()]
         return f"{place}: {', '.join(parts)}"
     if isinstance(tree, ast.BoolOp):
-        return f"{place}: {who[0]} ran `{_short(at.name)}`, {who[1]} did not"
+        return f"{place}: {ranks_at[0]} ran `{_short(at.name)}`, {ranks_at[1]} did not"
     if at.kind == "loop":
         inside = "in the loop" if isinstance(tree, ast.stmt) else "in the comprehension"
-        if passes_have_events(parting, at):
+        if passes_have_events(diverging, at):
             is_one = len(by_label[0]) == 1
             loop = inside.removeprefix("in ")
-            return f"{place}: {who[1]} made no pass of {loop}, {who[0]} {'is' if is_one else 'are'} in the 1st"
-        event = next(one for one, ranks in parting.sets if ranks[0] in by_label[0])
+            return (
+                f"{place}: {ranks_at[1]} made no pass of {loop}, {ranks_at[0]} {'is' if is_one else 'are'} in the 1st"
+            )
+        event = next(one for one, ranks in diverging.sets if ranks[0] in by_label[0])
         if event == END:
             return ""
-        return f"{place}: {who[0]} reached {event.place} {inside}, {who[1]} did not"
+        return f"{place}: {ranks_at[0]} reached {event.place} {inside}, {ranks_at[1]} did not"
     test = ast.unparse(tree) if tree is not None else ""  # the condition of a comprehension
-    return f"{place}: `{_short(test)}` was true on {who[0]} and not on {who[1]}"
+    return f"{place}: `{_short(test)}` was true on {ranks_at[0]} and not on {ranks_at[1]}"
 
 
 def _if_words(
-    parting: Parting, at: Node, tree: ast.If, by_label: Mapping[int, list[int]], who: Mapping[int, str]
+    diverging: DivergingPaths, at: Node, tree: ast.If, by_label: Mapping[int, list[int]], ranks_at: Mapping[int, str]
 ) -> str:
     tests = [tree]
     while len(tests) < len(at.edges) - 1:
         following = tests[-1].orelse[0]
         assert isinstance(following, ast.If)
         tests.append(following)
-    if early := _early_return(parting, at, [*(test.body for test in tests), tests[-1].orelse], by_label):
+    if early := _early_return(diverging, at, [*(test.body for test in tests), tests[-1].orelse], by_label):
         return early
     parts: list[str] = []
-    for label, ranks in who.items():
+    for label, ranks in ranks_at.items():
         took = " took" if not parts else ""
         if label < len(tests):
             word = "elif" if label else "if"
@@ -99,15 +104,15 @@ def _if_words(
 
 
 def _early_return(
-    parting: Parting, at: Node, bodies: Sequence[Sequence[ast.stmt]], by_label: Mapping[int, list[int]]
+    diverging: DivergingPaths, at: Node, bodies: Sequence[Sequence[ast.stmt]], by_label: Mapping[int, list[int]]
 ) -> str:
     """Describe a branch in which some ranks returned from a function, if they did nothing else."""
     returning = [label for label in by_label if bodies[label] and isinstance(bodies[label][-1], ast.Return)]
-    calls = {state.stack[-1] for state in parting.graph.edges if state.node is at and state.stack}
+    calls = {state.stack[-1] for state in diverging.graph.edges if state.node is at and state.stack}
     if len(returning) != 1 or len(by_label) != 2 or not at.function or len(calls) != 1:
         return ""
     label = returning[0]
-    if any(_is_in(event, at.source, bodies[label]) for event, _ in parting.sets):
+    if any(_is_in(event, at.source, bodies[label]) for event, _ in diverging.sets):
         return ""
     returned = Event(at.source, bodies[label][-1].lineno)
     call = calls.pop()
@@ -115,43 +120,43 @@ def _early_return(
     return f"{returned.place}: {list_ranks(by_label[label])} returned early from `{at.function}` ({line})"
 
 
-def exception(parting: Parting) -> str:
+def exception(diverging: DivergingPaths) -> str:
     """Describe the exception that some ranks have caught, and that separates them."""
-    graph = parting.graph
-    for at in parting.decisions:
+    graph = diverging.graph
+    for at in diverging.decisions:
         if not isinstance(at, ast.Try):
             continue
         uncaught = graph.reached(graph.starts, without(at))
         targets = graph.targets(at)
         caught = {number for states in targets.values() for number in graph.reached(states, without(at))}
-        if len(targets) == 1 and uncaught and caught and not uncaught & caught and uncaught | caught == parting.all:
+        if len(targets) == 1 and uncaught and caught and not uncaught & caught and uncaught | caught == diverging.all:
             [(label, states)] = targets.items()
             handler = at.handlers[-1 - label]
             kind = "" if handler.type is None else f" {_short(ast.unparse(handler.type))}"
             place = Event(states[0].node.source, at.lineno).place
-            ran, others = list_ranks(parting.ranks(caught)), list_ranks(parting.ranks(uncaught))
+            ran, others = list_ranks(diverging.ranks(caught)), list_ranks(diverging.ranks(uncaught))
             return f"{place}: {ran} ran `except{kind}:` (line {handler.lineno}), {others} did not"
     return ""
 
 
-def conditions(parting: Parting) -> str:
+def conditions(diverging: DivergingPaths) -> str:
     """Describe the conditions through which some ranks reached a line that the others did not reach."""
-    found = [_conditions_of(parting, number) for number in sorted(parting.all)]
+    found = [_conditions_of(diverging, number) for number in sorted(diverging.all)]
     known = [number for number, conditions in enumerate(found) if conditions]
-    if len(parting.sets) != 2 or len(known) != 1 or (event := parting.sets[known[0]][0]) == END:
+    if len(diverging.sets) != 2 or len(known) != 1 or (event := diverging.sets[known[0]][0]) == END:
         return ""
     through = " and ".join(found[known[0]])
-    ranks, others = (list_ranks(parting.sets[n][1]) for n in (known[0], 1 - known[0]))
+    ranks, others = (list_ranks(diverging.sets[n][1]) for n in (known[0], 1 - known[0]))
     return f"{ranks} reached {event.place} through {through}, {others} did not"
 
 
-def _conditions_of(parting: Parting, number: int) -> list[str]:
+def _conditions_of(diverging: DivergingPaths, number: int) -> list[str]:
     """Return the conditions that every path to the next event of a set has passed, with their lines."""
-    graph, found = parting.graph, []
-    for at in parting.decisions:
+    graph, found = diverging.graph, []
+    for at in diverging.decisions:
         if not isinstance(at, Node) or not isinstance(at.tree, ast.If) or len(at.edges) != 2:
             continue
-        if number in graph.reached(graph.starts, without(at)) or _is_recursive(parting, at):
+        if number in graph.reached(graph.starts, without(at)) or _is_recursive(diverging, at):
             continue
         targets = graph.targets(at)
         if [label for label, then in targets.items() if number in graph.reached(then, without(at))] == [0]:

@@ -2,7 +2,7 @@
 
 The last common collective of the ranks is known, and the next one of each rank. The control flow between them shows
 which decisions lead to which collective. A decision is reported only if every path passes it, and if each of its
-branches leads to the collectives of one set of ranks. Otherwise nothing is said.
+branches leads to the collectives of one set of ranks. Otherwise there is no sentence.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from ddp_notebook.records.words import group_by_value, list_ranks
 from ddp_notebook.run.divergence.branches import branch, conditions, exception
 from ddp_notebook.run.divergence.control_flow import ControlFlow
+from ddp_notebook.run.divergence.diverging_paths import DivergingPaths, TooLargeError
 from ddp_notebook.run.divergence.loops import left_loop
-from ddp_notebook.run.divergence.parting import Parting, TooLargeError
 from ddp_notebook.run.divergence.paths import Event, Paths
 
 
@@ -41,12 +41,12 @@ def divergence(flow: ControlFlow, paths: Paths) -> str:
     prefix = first[:common]
     following = {rank: path[common] for rank, path in events.items()}
     try:
-        parting = Parting.of(flow, prefix, following, has_start=paths.has_start)
+        diverging = DivergingPaths.of(flow, prefix, following, has_start=paths.has_start)
     except TooLargeError:
         return ""
-    if parting is None:
+    if diverging is None:
         return _two_functions(prefix, following)
-    return left_loop(parting) or branch(parting) or exception(parting) or conditions(parting)
+    return left_loop(diverging) or branch(diverging) or exception(diverging) or conditions(diverging)
 
 
 def _two_functions(prefix: Sequence[Event], following: Mapping[int, Event]) -> str:

@@ -41,7 +41,7 @@ class Graph:
         return found
 
     def reachable(self, starts: Iterable[State]) -> set[State]:
-        """Return the states that may follow these, and these."""
+        """Return these states, and all states that may follow them."""
         seen = set(starts)
         open_states = list(seen)
         while open_states:
@@ -103,7 +103,7 @@ def without(at: Catching) -> Removed:
     return lambda _, choice, __: choice is not None and choice.at is at
 
 
-class Parting:
+class DivergingPaths:
     """The control flow from the last common collective to the next one of each rank.
 
     Args:
@@ -147,8 +147,8 @@ class Parting:
     @classmethod
     def of(
         cls, flow: ControlFlow, prefix: Sequence[Event], following: Mapping[int, Event], *, has_start: bool
-    ) -> Parting | None:
-        """Return the parting of ranks; None if the code does not explain their paths.
+    ) -> DivergingPaths | None:
+        """Return the diverging paths of ranks; None if the code does not explain them.
 
         Args:
             prefix: common events.
@@ -271,7 +271,7 @@ class _Walk:
 
 
 def goes_on(choice: Choice | None) -> bool:
-    """Return whether a step is none into an exception handler."""
+    """Return whether a step does not lead into an exception handler."""
     return choice is None or choice.label >= 0
 
 
