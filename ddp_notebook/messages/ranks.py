@@ -321,7 +321,7 @@ class InputRequest(Message, shown=True):
     request: int  # counter of the rank
     prompt: str
     password: bool
-    stands_at: str = ""  # position of a debugger: "cell line 3 in step"; "" for input()
+    stopped_at: str = ""  # position of a debugger: "cell line 3 in step"; "" for input()
     meshes: list[Any] = field(default_factory=list)  # coordinates of the rank, see `rank.variables.meshes`
     place: int = 0  # number of the mark that gives its position in the rank's text; 0: it overtakes text
 

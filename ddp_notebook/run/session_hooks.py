@@ -88,7 +88,7 @@ class SessionFeature:
         """
         raise NotImplementedError
 
-    def cell_stands(self, run: CellRun) -> bool:
+    def cell_is_stopped(self, run: CellRun) -> bool:
         """Return whether a rank of the cell has stopped in the debugger of the front end, so that time limits are held.
 
         Called repeatedly while the cell runs.
@@ -163,7 +163,7 @@ class SessionHooks:
         self.survives = self._of("survives")
         self.notices = self._of("notices")
         self.cell_prompts = self._of("cell_prompts")
-        self.cell_stands = self._of("cell_stands")
+        self.cell_is_stopped = self._of("cell_is_stopped")
         self.rank_moved = self._of("rank_moved")
         self.before_renumbering = self._of("before_renumbering")
         self.renumbered = self._of("renumbered")

@@ -73,7 +73,7 @@ class Stdin:
             raise StdinNotImplementedError(reply.error)
         return reply.text
 
-    def command(self, stands_at: str, meshes: list[list[Any]]) -> InputReply:
+    def command(self, stopped_at: str, meshes: list[list[Any]]) -> InputReply:
         """Return the user's next command for a debugger in this thread. See `InputRequest`.
 
         The reply has an error if no cell runs.
@@ -81,7 +81,9 @@ class Stdin:
         if (cell := self._running_cell()) is None:
             return InputReply(request=0, error=NO_CELL)
         number = next(self._numbers)
-        request = InputRequest(cell=cell, request=number, prompt="", password=False, stands_at=stands_at, meshes=meshes)
+        request = InputRequest(
+            cell=cell, request=number, prompt="", password=False, stopped_at=stopped_at, meshes=meshes
+        )
         if threading.current_thread() is not threading.main_thread():
             self._of_threads.add(number)
         try:

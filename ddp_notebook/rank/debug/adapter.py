@@ -44,7 +44,7 @@ class Adapter:
         self._debugger: Any = None  # pydevd's `PyDB`; None before the first start
         self._socket: socket.socket | None = None
         self._cell_files: set[str] = set()  # these need not exist
-        self._standing: set[int] = set()  # threads that are stopped
+        self._stopped: set[int] = set()  # threads that are stopped
         self._is_interrupted = False  # the main thread was interrupted while it was stopped
         self._traces = False
         self._quits = False  # the running cell is being ended
@@ -66,7 +66,7 @@ class Adapter:
 
     def stop(self) -> bool:
         """Follow no more cells, and let stopped threads run on. Return whether there were any. Thread-safe."""
-        had_stopped = self.is_on and bool(self._standing)
+        had_stopped = self.is_on and bool(self._stopped)
         if self.is_on:
             self.is_on = False
             self.request(json.dumps({"type": "request", "seq": 0, "command": "disconnect", "arguments": {}}).encode())
@@ -185,19 +185,19 @@ class Adapter:
         """
         self._quits = raises
         for thread in sys.modules["threading"].enumerate():
-            if thread.ident != self._main and thread.ident in self._standing:
+            if thread.ident != self._main and thread.ident in self._stopped:
                 self._run_on(thread)
 
     def take_interrupt(self, frame: FrameType | None) -> bool:
         """Handle an interrupt of the main thread. Called in a signal handler.
 
         An exception in pydevd's wait would leave pydevd's state behind. So the main thread leaves the wait, and raises
-        KeyboardInterrupt in the line at which it stands.
+        KeyboardInterrupt in the line at which it has stopped.
 
         Returns:
-            False if the main thread does not stand at a line, or evaluates an expression there.
+            False if the main thread has not stopped at a line, or evaluates an expression there.
         """
-        if self._main not in self._standing:
+        if self._main not in self._stopped:
             return False
         self._is_interrupted = True
         self._info_of_main.pydev_step_cmd = -1
@@ -213,12 +213,13 @@ class Adapter:
             self._debugger.disable_tracing()
             return
         here = threading.get_ident()
-        self._standing.add(here)
+        self._stopped.add(here)
         try:
             wait()
         finally:
-            self._standing.discard(here)
-        if self._is_interrupted if here == self._main else self._quits:
+            self._stopped.discard(here)
+        ends = self._is_interrupted if here == self._main else self._quits
+        if ends:
             raise KeyboardInterrupt
 
 

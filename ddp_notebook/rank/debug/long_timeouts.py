@@ -135,7 +135,7 @@ class LongTimeouts:
                 if self._is_on.is_set() and (late := next(self._reached(), None)) is not None:
                     self._end(*late)
             except RuntimeError:  # a group was destroyed in the meantime
-                continue
+                pass
 
     def _reached(self) -> Iterator[tuple[Call, float]]:
         for call, since_ns, limit_s in list(self._waits.values()):

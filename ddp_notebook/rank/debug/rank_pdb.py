@@ -86,7 +86,7 @@ class RankPdb(pdb.Pdb):
         return self._where.of_calls([(code.co_filename, line, code.co_name)]) or _file_and_line(frame, line)
 
     def _line(self, frame: FrameType) -> int:
-        """Return the line at which a frame stands; for a frame of a failure, the line that failed."""
+        """Return the current line of a frame; for a frame of a failure, the line that failed."""
         lines = [line for one, line in self.stack if one is frame]
         return lines[-1] if lines else frame.f_lineno
 

@@ -52,7 +52,7 @@ class CellHooks(Protocol):
     survives: list[Callable[..., Any]]
     notices: list[Callable[..., Any]]
     cell_prompts: list[Callable[..., Any]]
-    cell_stands: list[Callable[..., Any]]
+    cell_is_stopped: list[Callable[..., Any]]
 
 
 class Cells:
@@ -525,9 +525,9 @@ class Cells:
         """Send the answer to a rank's `input()` or debugger."""
         self._cluster.send(rank, answer)
 
-    def stands(self, run: CellRun) -> bool:
+    def is_stopped(self, run: CellRun) -> bool:
         """Return whether a rank of the cell has stopped in the debugger of the front end."""
-        return any(stands(run) for stands in self._hooks.cell_stands)
+        return any(is_stopped(run) for is_stopped in self._hooks.cell_is_stopped)
 
     def prompts(self, run: CellRun, screen: Screen | None, interrupts: Interrupts, may_ask: bool) -> Prompts | None:
         """Return the prompts of a cell whose ranks stop in a debugger; None without the feature."""

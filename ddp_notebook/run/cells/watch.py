@@ -228,7 +228,7 @@ class Controls(Protocol):
     def cause(self, run: CellRun, views: Views) -> str: ...
     def kill(self, ranks: list[int]) -> None: ...
     def answer(self, rank: int, answer: InputReply) -> None: ...
-    def stands(self, run: CellRun) -> bool: ...
+    def is_stopped(self, run: CellRun) -> bool: ...
     def prompts(self, run: CellRun, screen: Screen | None, interrupts: Interrupts, may_ask: bool) -> Prompts | None: ...
 
 
@@ -396,7 +396,7 @@ class Watch:
     def _hear(self) -> None:
         """Extend all time limits by the time in which a host was unreachable, or a debugger waited for a command."""
         unheard_s = self._silence.poll()
-        if self._prompts is None and not self.has_released and self._controls.stands(self._run):
+        if self._prompts is None and not self.has_released and self._controls.is_stopped(self._run):
             self._open_prompts()
         if self._prompts is not None:
             unheard_s += self._prompts.poll()
@@ -442,7 +442,7 @@ class Watch:
             self._notices_at = now + _NOTICES_S
 
     def _take(self, item: OutputItem) -> None:
-        if item.ask is not None and item.ask.stands_at:
+        if item.ask is not None and item.ask.stopped_at:
             self._on_debugger(item.rank, item.ask)
         elif item.ask is not None:
             self._asked.append((item.rank, item.ask, time.monotonic()))

@@ -67,7 +67,7 @@ class Debugging(SessionFeature):
             self._front_end.update()
         return self.notices()
 
-    def cell_stands(self, run: CellRun) -> bool:
+    def cell_is_stopped(self, run: CellRun) -> bool:
         if self._front_end is None:
             return False
         stopped = self._front_end.stopped_ranks()

@@ -20,7 +20,7 @@ import ast
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from functools import partial
@@ -146,7 +146,7 @@ class FrontEnd:
     def _is_alive(self, stop: _Stop) -> bool:
         return stop.rank in self._cluster.alive and self._cluster.process(stop.rank) is stop.process
 
-    def prepare(self, ranks: Iterable[int]) -> None:
+    def prepare(self, ranks: Collection[int]) -> None:
         """Let debugpy follow these ranks, before a cell is sent to them."""
         if not self.is_on or not any(self._is_new(rank) for rank in ranks):
             return
@@ -172,7 +172,7 @@ class FrontEnd:
     def _is_new(self, rank: int) -> bool:
         return not self._follows(rank) and self._without.get(rank) is not self._cluster.process(rank)
 
-    async def _attach(self, ranks: Iterable[int], wait_s: float) -> None:
+    async def _attach(self, ranks: Collection[int], wait_s: float) -> None:
         """Let debugpy follow ranks, and wait for those that run no cell."""
         for rank in ranks:
             if rank in self._cluster.alive and self._is_new(rank) and rank not in self._attaching:
@@ -209,13 +209,13 @@ class FrontEnd:
 
     def _detach(self) -> None:
         """Follow no more cells. Stopped ranks run on a little later, because the stop button may be pressed now."""
-        standing = self.stopped_ranks() & self._attached.keys()
-        for rank in self._attached.keys() - standing:
+        stopped = self.stopped_ranks() & self._attached.keys()
+        for rank in self._attached.keys() - stopped:
             self.adapters.stop(rank)
         self._attached.clear()
         self._exceptions = None
-        if standing:
-            self._leaving = self._debugger.loop.call_later(_INTERRUPT_S, self._leave_ranks, standing)
+        if stopped:
+            self._leaving = self._debugger.loop.call_later(_INTERRUPT_S, self._leave_ranks, stopped)
 
     def _leave_ranks(self, ranks: Collection[int]) -> None:
         self._leaving = None

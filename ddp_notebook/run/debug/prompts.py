@@ -34,7 +34,7 @@ class Ranks(Protocol):
     def parse(self, asked: str, meshes: Coordinates) -> list[int]: ...
     def answer(self, rank: int, answer: InputReply) -> None: ...
     def hold_timeouts(self, cell: int, on: bool) -> None: ...
-    def cell_stands(self, run: CellRun) -> bool: ...
+    def cell_is_stopped(self, run: CellRun) -> bool: ...
 
 
 class Prompts:
@@ -118,8 +118,8 @@ class Prompts:
 
     def poll(self) -> float:
         """Handle typed lines, and show prompts. Return the seconds since the last call for which limits were held."""
-        stands = not self._is_over and self._ranks.cell_stands(self._run)
-        if stands:
+        is_stopped = not self._is_over and self._ranks.cell_is_stopped(self._run)
+        if is_stopped:
             self._hold()
         if not self.is_open:
             return 0.0
@@ -131,7 +131,7 @@ class Prompts:
         elif self._line is None and self._stopped and self._is_complete(now):
             self._ask()
         held_s, self._counted_s = now - self._counted_s, now
-        if not stands and ((not self._stopped and not self._awaited) or self._has_gone_on(now)):
+        if not is_stopped and ((not self._stopped and not self._awaited) or self._has_gone_on(now)):
             self._release()
         return held_s
 
@@ -193,7 +193,7 @@ class Prompts:
 
     def _ask(self) -> None:
         self._finish()
-        places = group_by_value({rank: one.stands_at for rank, one in self._stopped.items()})
+        places = group_by_value({rank: one.stopped_at for rank, one in self._stopped.items()})
         shown = "; ".join(f"{list_ranks(ranks)} at {place}" for place, ranks in places.items())
         differ = len(places) > 1 or set(self._stopped) != set(self._run.ranks)
         if differ and shown != self._shown_places:
