@@ -3,5 +3,9 @@
 declaration   reads notebooks/course.toml: the lessons, what each needs, and the paths
 map_picture   draws the map
 contents      writes the parts of notebooks/README.md that follow from the declaration
+glossary      adds the lessons of each term to notebooks/glossary.md
+teaching      writes the teacher's guide, notebooks/teaching.md
+slides        makes slides from lessons
+languages     builds the lessons in other languages
 __main__      the command
 """
