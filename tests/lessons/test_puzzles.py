@@ -11,6 +11,8 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.questions import puzzle_ranks, puzzles, questions
 from ddp_notebook.lessons.questions.answers_file import AnswersFile
 from ddp_notebook.lessons.questions.catalogue import PUZZLES
+from ddp_notebook.lessons.questions.measures import COLLECTIVES, SENT
+from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 from tests.lessons import solutions
 
 pytestmark = pytest.mark.processes
@@ -109,6 +111,74 @@ def test_an_unfinished_solution_is_not_kept(session, tmp_path, monkeypatch):
         "01/one-call": "wrong",
         "02/spread": "negative",
     }
+
+
+# Hooks of a model with 1,000 parameters, 4 kB of gradients. With two ranks an all-reduce sends as many bytes.
+HOOKS = """
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+
+def plain(model): ...
+
+
+def half(model):
+    model.register_comm_hook(None, fp16_compress_hook)
+
+
+def half_in_cpp(model):
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+
+
+def one_by_one(model):
+    def hook(state, bucket):
+        for gradient in bucket.gradients():
+            dist.all_reduce(gradient)
+        done = Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    model.register_comm_hook(None, hook)
+
+
+def in_halves(model):
+    def hook(state, bucket):
+        part = torch.empty(500)
+        dist.reduce_scatter_tensor(part, bucket.buffer())
+        dist.all_gather_into_tensor(bucket.buffer(), part)
+        done = Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    model.register_comm_hook(None, hook)
+"""
+SENT_BY_HOOK = {
+    "plain": (1, 4000),
+    "half": (1, 2000),
+    "half_in_cpp": (1, 2000),
+    "one_by_one": (2, 4000),
+    "in_halves": (2, 4000),
+}
+
+
+def test_the_bytes_of_a_communication_hook_count_once(session, monkeypatch):
+    """The recording has a row for each bucket of a hook, in addition to those of the hook's collectives."""
+    puzzle = Puzzle(
+        setup="model = DistributedDataParallel(torch.nn.Linear(99, 10))",
+        call="[solution(model), model(torch.ones(1, 99)).sum().backward()]",
+        got="1.0",
+        wanted="1.0",
+        targets=(Target(measure=COLLECTIVES, most=2), Target(measure=SENT, most=1.0)),
+        why="",
+        hint="",
+    )
+    monkeypatch.setitem(PUZZLES, "99/hook", puzzle)
+    session.run(HOOKS, quiet=True)
+    for name, (calls, sent) in SENT_BY_HOOK.items():
+        reason = lessons.check("99/hook", name).reason
+        assert f"collective calls: {calls}, target at most 2; bytes sent: {sent}, target" in reason, (name, reason)
+    assert {one.op for one in session.recording.collectives() if one.op.startswith("comm hook")} != set()
 
 
 def test_memory_counts_the_part_of_a_distributed_tensor(session):

@@ -3,7 +3,7 @@
     python -m tools.course           the map, the tables of notebooks/README.md, and the teacher's guide
     python -m tools.course --check   change nothing; the exit status is 1 if a file is out of date
 
-The glossary gets the lessons of each term.
+The glossary gets the lessons of each term, and the package the hashes of the exercises' starters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.course import contents, glossary, map_picture, teaching
+from ddp_notebook.lessons.questions import starters as kept_starters
+from tools.course import contents, glossary, map_picture, starters, teaching
 from tools.course.declaration import FOLDER, read
 
 
@@ -24,6 +25,7 @@ def wanted() -> dict[Path, str]:
         page: contents.with_parts(page.read_text(encoding="utf-8"), contents.parts(course)),
         terms: glossary.with_lessons(terms.read_text(encoding="utf-8"), course),
         FOLDER / "teaching.md": teaching.guide(course),
+        kept_starters.FILE: starters.content(),
     }
 
 

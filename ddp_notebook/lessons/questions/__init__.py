@@ -11,6 +11,7 @@ answers_file  the reader's answers on disk
 progress      tables of the kept answers
 puzzles       runs a solution on the ranks, and judges it by targets
 measures      what a target limits: bytes, calls, memory, exposed communication
+starters      finds out that the reader has not changed an exercise's code
 puzzle_ranks  the code of puzzles on the ranks
 returned      measures that a run returns itself
 saving_ranks  the code of a puzzle about checkpoints on the ranks

@@ -118,8 +118,8 @@ def _world_size() -> int:
 def is_missing(answer: Any) -> bool:
     """Return whether an answer still has the dots of the notebook."""
     if isinstance(answer, Mapping):
-        return any(isinstance(value, EllipsisType) for value in answer.values())
-    return isinstance(answer, EllipsisType) or (isinstance(answer, list | tuple) and any(v is ... for v in answer))
+        return any(map(is_missing, answer.values()))
+    return isinstance(answer, EllipsisType) or (isinstance(answer, list | tuple) and any(map(is_missing, answer)))
 
 
 def _is_equal(given: Any, right: Any, tolerance: float) -> bool:

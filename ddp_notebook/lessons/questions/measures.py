@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ class Attempt:
     """The recorded run of a solution."""
 
     ranks: tuple[int, ...]
-    calls: tuple[Collective, ...]  # of all ranks
+    calls: tuple[Collective, ...]  # of all ranks; see `without_hooks`
     steps: tuple[Step, ...]  # optimizer steps of all ranks
     peak_bytes: Mapping[int, int]  # keys are ranks; {} if no target needs it
     recording: Recording
@@ -46,6 +46,15 @@ class Measure:
     of: Callable[[Attempt], Mapping[int, float]]
     in_words: Callable[[float], str] = at_most_three_figures
     needs_memory: bool = False
+
+
+def without_hooks(calls: Iterable[Collective]) -> tuple[Collective, ...]:
+    """Return the calls without the buckets of DDP communication hooks.
+
+    A recording has a row for each bucket of a hook, with the bytes of its gradients, in addition to the rows of the
+    collectives that the hook calls. Only the latter are sent.
+    """
+    return tuple(call for call in calls if not call.op.startswith("comm hook "))
 
 
 def sent_bytes(call: Collective) -> float:

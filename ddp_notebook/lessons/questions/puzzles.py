@@ -12,10 +12,10 @@ from typing import Any
 
 from ddp_notebook.errors import DDPNotebookError, RankError, UsageError
 from ddp_notebook.lessons.lesson_cells import LessonRunner, running
-from ddp_notebook.lessons.questions.measures import Attempt, Measure
+from ddp_notebook.lessons.questions.measures import Attempt, Measure, without_hooks
+from ddp_notebook.lessons.questions.starters import DOTS
 from ddp_notebook.records.words import name_ranks
 
-DOTS = "put your code in place of the dots"
 _ON_RANKS = "from ddp_notebook.lessons.questions.puzzle_ranks import PuzzleRun as _PuzzleRun\n"
 _DOTS_ON_RANKS = "from ddp_notebook.lessons.questions.puzzle_ranks import has_dots as _has_dots\n"
 
@@ -146,8 +146,7 @@ def _run(runner: LessonRunner, puzzle: Puzzle, solution: Solution) -> tuple[Mapp
     runner.mark()
     seen = {(step.rank, step.cell, step.step) for step in session.recording.steps()}
     runner.run(f"_puzzle.run({puzzle.call!r})")
-    # DDP records the communication hook itself as a row, in addition to the collectives in it.
-    calls = tuple(call for call in runner.calls() if not call.op.startswith("comm hook"))
+    calls = without_hooks(runner.calls())
     steps = tuple(one for one in session.recording.steps() if (one.rank, one.cell, one.step) not in seen)
     told = runner.ask(f"_lesson_told = _puzzle.difference({puzzle.got!r}, {puzzle.wanted!r}, {puzzle.tolerance})")
     peak: Mapping[int, int] = {}

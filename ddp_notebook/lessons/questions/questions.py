@@ -12,10 +12,12 @@ import numpy as np
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.language import translated
+from ddp_notebook.lessons.questions import starters
 from ddp_notebook.lessons.questions.answers_file import answers_file
 from ddp_notebook.lessons.questions.catalogue import PUZZLES, QUESTIONS, unknown
 from ddp_notebook.lessons.questions.judging import is_missing, judge
-from ddp_notebook.lessons.questions.puzzles import DOTS, has_dots, solve
+from ddp_notebook.lessons.questions.puzzles import has_dots, solve
+from ddp_notebook.lessons.questions.starters import DOTS
 
 _NAME = re.compile(r"\d\d/[\w-]+")
 Judge = Callable[[Any], "tuple[bool, str] | bool | str"]
@@ -92,19 +94,33 @@ def _judged(name: str, answer: Any, keep: bool) -> Verdict:
     asks keep guesses only."""
     question = QUESTIONS[name]
     is_right, reason = judge(question, answer)
-    if keep and not question.is_asked and not is_missing(answer):
+    if question.is_asked or is_missing(answer):
+        return Verdict(is_right, reason)
+    if keep and not is_right and (advice := starters.advice(name)):
+        return Verdict(False, _in_words(advice))
+    if keep:
         answers_file().add(name, question.in_words(answer), (is_right, reason))
     return Verdict(is_right, reason)
 
 
 def _solved(name: str, solution: object, keep: bool) -> Verdict:
     """Run and judge the solution of a puzzle, and keep the verdict if asked."""
+    function = solution if isinstance(solution, str) else getattr(solution, "__name__", "")
+    if keep and starters.has_function(name, function) and (advice := starters.advice(name)):
+        return Verdict(False, _in_words(advice))
     is_right, reason = solve(PUZZLES[name], solution)
     if reason == DOTS:
-        return Verdict(False, translated("put your code in place of the dots"))
+        return Verdict(False, _in_words(DOTS))
     if keep and (is_right or not has_dots(solution)):
         answers_file().add(name, getattr(solution, "__name__", str(solution)), (is_right, reason))
     return Verdict(is_right, reason)
+
+
+def _in_words(advice: str) -> str:
+    """Return the advice about a starter in the language of the notebook."""
+    if advice == DOTS:
+        return translated("put your code in place of the dots")
+    return translated("change the code of this exercise, and run its cells again")
 
 
 def _compare(right: Any, answer: Any) -> Verdict:
