@@ -3,7 +3,7 @@
     import tools.picture_texts as texts
 
     texts.record()                     # from now on, in this process
-    texts.read(png)                    # Texts(title="...", labels=[...], smallest_px=9.3, overlaps=[], cut=[])
+    texts.read(png)                    # Texts(title="...", labels=[...], smallest_px=9.3, overlaps=[], cut=[], ...)
 
 A stored picture of a notebook keeps them, so that a test can compare it with a fresh execution of the notebook without
 comparing pixels, which contain measured times.
@@ -16,7 +16,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Texts:
         smallest_px: Height of the smallest letters in pixels on a page of `SHOWN_PX`.
         overlaps: Pairs of texts that cover each other.
         cut: Texts that extend beyond the figure.
+        crossed: Texts with an arrow or a curve through them.
     """
 
     title: str
@@ -46,6 +47,7 @@ class Texts:
     smallest_px: float
     overlaps: list[list[str]]
     cut: list[str]
+    crossed: list[str] = field(default_factory=list)
 
 
 def record() -> None:
@@ -78,6 +80,7 @@ def texts_of(figure: Any) -> Texts:
         smallest_px=round(min((text.get_fontsize() for text in shown), default=99.0) / 72 * px_per_in, 2),
         overlaps=_overlaps(shown, figure.canvas.get_renderer()),
         cut=[text.get_text() for text in shown if _is_cut(text, figure)],
+        crossed=_crossed(shown, figure),
     )
 
 
@@ -145,4 +148,24 @@ def _overlaps(shown: list[Any], renderer: Any) -> list[list[str]]:
             smaller = min(box.width * box.height, other.width * other.height)
             if width > 0 and height > 0 and width * height > _SHARE * smaller:
                 found.append([words, other_words])
+    return found
+
+
+def _crossed(shown: list[Any], figure: Any) -> list[str]:
+    """Return the texts that an arrow or a curve crosses. Lines of the grid and of axes do not count."""
+    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
+
+    arrows = figure.findobj(FancyArrowPatch)
+    arrows += [one.arrow_patch for one in figure.findobj(Annotation) if one.arrow_patch is not None]
+    curves = [line for axes in figure.axes for line in axes.lines]
+    lines = [one for one in (*arrows, *curves) if one.get_visible()]
+    paths = [one.get_transform().transform_path(one.get_path()) for one in lines]
+    found = []
+    for text in shown:
+        box = text.get_window_extent(figure.canvas.get_renderer())
+        inner = Bbox.from_extents(box.x0 + 2, box.y0 + 0.2 * box.height, box.x1 - 2, box.y1 - 0.2 * box.height)
+        if any(len(path.vertices) and path.intersects_bbox(inner, filled=False) for path in paths):
+            found.append(text.get_text())
     return found

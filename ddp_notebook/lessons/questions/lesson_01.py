@@ -38,7 +38,8 @@ QUESTIONS: dict[str, Question] = {
     "01/mean-loss": Question(
         answer=True,
         why="the sum over all ranks, divided by the number of ranks.",
-        hint="Put losses[-1] into a tensor on `device`, call dist.all_reduce on it, and divide by world_size.",
+        hint="all_reduce adds up tensors. What must losses[-1] become first? And what makes a mean of a sum "
+        "over all ranks?",
     ),
 }
 

@@ -44,7 +44,7 @@ PUZZLES: dict[str, Puzzle] = {
             Target(measure=SENT, most=lambda size: 2 * (size - 1) / size * 8),
         ),
         why="the smallest number is minus the largest of the negative numbers, so one MAX is enough.",
-        hint="One all_reduce with ReduceOp.MAX on a tensor of two numbers is enough.",
+        hint="How can you find the smallest number with MAX? And how many numbers can one tensor carry?",
         wrong_hint="Return the difference between the largest and the smallest x of all ranks, on every rank.",
     ),
 }

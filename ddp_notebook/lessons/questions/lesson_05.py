@@ -68,7 +68,7 @@ QUESTIONS: dict[str, Question] = {
     "05/shift": Question(
         answer=lambda size: {rank: float((rank - 1) % size) for rank in range(size)},
         why="each rank has the number of its left neighbour, and rank 0 that of the last.",
-        hint="Rank r sends to (r + 1) % world_size and receives from (r - 1) % world_size. Start both before you wait.",
+        hint="Which rank is to the right of the last rank? And which call returns before the other rank has received?",
     ),
 }
 

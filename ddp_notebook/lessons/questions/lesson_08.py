@@ -54,8 +54,8 @@ QUESTIONS: dict[str, Question] = {
     "08/uneven": Question(
         answer=True,
         why="each rank's mean counts by its number of images, and so the sum is the mean over all of them.",
-        hint="Multiply the gradient by this rank's number of images, add up gradients and numbers over the ranks, and "
-        "divide one by the other.",
+        hint="How much should the gradient of a rank count, compared with the others? Which two sums over the "
+        "ranks give a mean over all images?",
     ),
 }
 
@@ -73,7 +73,7 @@ PUZZLES: dict[str, Puzzle] = {
             Target(measure=SENT, most=lambda size: 2 * (size - 1) / size * 4 * _PARAMETERS),
         ),
         why="one message has the latency of one message. DDP sends a few buckets instead, to overlap them.",
-        hint="Copy the gradients into one flat tensor, average it, and copy its parts back.",
+        hint="An all-reduce takes one tensor. Which functions of torch make one tensor of many, and many of one?",
         wrong_hint="Each parameter.grad must be the mean over the ranks: the sum divided by the world size.",
     ),
 }

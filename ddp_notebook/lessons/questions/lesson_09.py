@@ -59,7 +59,8 @@ QUESTIONS: dict[str, Question] = {
     "09/accumulate": Question(
         answer=1,
         why="three passes only added to the gradients of their rank, and the fourth sent the sum.",
-        hint="Put forward and backward of the first three passes under `with model.no_sync():`.",
+        hint="Which of the four passes has to send? DDP has a context in which a pass does not send, and it "
+        "decides that in the forward pass.",
         traps={
             4: "Every pass synchronises still.",
             "another gradient": "It sends once, but the gradient is not the mean over all four.",

@@ -83,8 +83,8 @@ QUESTIONS: dict[str, Question] = {
     "10/sum-by-calls": Question(
         answer=lambda size: {rank: size * (size + 1) // 2 for rank in range(size)},
         why="each call brought one number, and the last call completed all futures.",
-        hint="worker0 keeps each number with its future, and fills all futures when world_size of them are there. "
-        "Every rank calls init_rpc, the function on worker0, and shutdown; async_execution lets it return a future.",
+        hint="When can worker0 answer the first call, and what can the function return until then? "
+        "async_execution allows a future.",
     ),
 }
 

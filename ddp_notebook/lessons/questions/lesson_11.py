@@ -61,7 +61,8 @@ QUESTIONS: dict[str, Question] = {
     "11/bounded": Question(
         answer=[True, True, False, True, True],
         why="the third gradient was two updates old; a rejected gradient does not increase the version.",
-        hint="Compare version with self.version, take the step and count it under the lock, or else return False.",
+        hint="By how much may version and self.version differ? And what happens if another thread calls push "
+        "between your comparison and your update?",
         traps={(True, True, True, True, True): "The third gradient is two updates old."},
     ),
 }

@@ -42,8 +42,8 @@ QUESTIONS: dict[str, Question] = {
             rank: {"skipped": [3], "is finite": True, "is clipped": True, "has moved": True} for rank in range(size)
         },
         why="average first, so that all ranks find the nan; unscale, so that the norm is right; then clip.",
-        hint="Three calls, in this order: the mean over the ranks, unscale_, clip_grad_norm_. Clipping before "
-        "unscale_ clips the scaled gradients, and the step is far too small.",
+        hint="Which ranks see an infinite gradient if you average before unscale_, and if you average after "
+        "it? Which norm does clip_grad_norm_ measure before unscale_?",
     ),
     "16/accumulated": Question(
         answer={"samples": 256, "all-reduces": 1},

@@ -64,7 +64,7 @@ QUESTIONS: dict[str, Question] = {
     "17/to-the-bit": Question(
         answer={"next step": True, "the one after": True},
         why="the next steps depend only on the parameters, Adam's state and the state of the random number generator.",
-        hint="Which objects does a step change? Save the state of each: model, optimizer, generator of batches.",
+        hint="Which objects does a step read or change? Each of them has a state.",
     ),
 }
 

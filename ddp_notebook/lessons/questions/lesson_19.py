@@ -54,8 +54,8 @@ QUESTIONS: dict[str, Question] = {
     "19/images": Question(
         answer={"images": {0: 640, 1: 640}, "new processes": 1, "few repeated steps": True},
         why="80 steps of 8 images on each rank, one new process, and at most the interrupted step is repeated.",
-        hint="Add 8 inside `with step:`, and pass the dictionary to survive(): it is restored before the step is "
-        "repeated, and copied to the new process.",
+        hint="A step is repeated after the fault. Which objects does survive() restore before that, and where "
+        "must you count so that it restores the count too?",
     ),
 }
 

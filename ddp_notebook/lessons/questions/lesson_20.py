@@ -72,7 +72,7 @@ QUESTIONS: dict[str, Question] = {
     "20/repaired": Question(
         answer={"findings": [], "is within 0.01 %": True},
         why="no finding is left, and the gradients are those of one process.",
-        hint="Put the scale into the module that DDP gets, and let each rank take the mean over its own images.",
+        hint="Which parameters does DDP know? And over how many images is the loss of one rank a mean?",
     ),
 }
 
@@ -109,7 +109,7 @@ PUZZLES: dict[str, Puzzle] = {
             Target(measure=SENT, most=lambda size: 2 * (size - 1) / size * (_GRADIENT_BYTES + 4)),
         ),
         why="the sums of the gradients and the number of samples travel in one tensor.",
-        hint="Put all gradients and the number of samples into one flat tensor, and divide after the all-reduce.",
+        hint="Which numbers must one flat tensor carry? And when do you know by what to divide?",
         wrong_hint="Each sample of the whole batch counts the same: sum over the samples, and divide by their number.",
     ),
 }

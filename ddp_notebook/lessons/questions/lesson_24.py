@@ -91,7 +91,7 @@ def fill(parts):
             Target(measure=COLLECTIVES, most=0),
         ),
         why="every rank computes the same lists from the same sizes, so nothing has to be sent.",
-        hint="Give the largest shard first, each time to the reader that has the least.",
+        hint="Which shard is the hardest to place? Place that one first. Which reader should get the next one?",
         wrong_hint="Return a list for each reader; each shard must be in exactly one of them.",
     ),
 }

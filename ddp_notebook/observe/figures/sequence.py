@@ -2,7 +2,7 @@
 
 | on screen | meaning |
 |---|---|
-| arrow | a call, from the caller to the callee; in the colour of the enclosing call |
+| arrow | a call, from the caller to the callee; in the colour of the enclosing call; its name stands at the left |
 | upright bar | execution; bars side by side run at the same time |
 | dashed arrow | the answer |
 | dotted arrow | gradients in a backward pass, against the direction of the call |
@@ -33,6 +33,12 @@ _ROW_IN = 0.36  # height of a reference
 _TALLEST_IN = 8.0  # a figure shows fewer calls rather than be higher than a screen
 _BAR = 0.035  # width of an execution bar, in columns
 _STEP = 0.05  # distance between bars side by side
+_TIMES_IN = 0.65  # width of the column with the times
+_NAMES_IN = 1.75  # width of the column with the names of calls, which no arrow crosses
+_WIDTH_IN = 8.2  # of the axes
+_BEFORE, _AFTER = 0.3, 0.4  # room before the first and after the last rank, in columns
+_LETTER_IN = 4.9 / 72  # width of a letter in the box of a reference
+_LONGEST = 26  # letters of a name that fit into its column
 _REFERENCE = "#217FBF"  # contrast 4.3:1 on white and on #111, because lines are thin
 _TO_HERE = "to_here"
 
@@ -119,8 +125,10 @@ class _Drawing:
     row: dict[tuple[int, str], int] = field(init=False)
     lane: list[int] = field(init=False)
     own: list[str | None] = field(init=False)  # colours of calls that made other calls
+    column_in: float = field(init=False)  # distance between two ranks, in inches
 
     def __post_init__(self) -> None:
+        self.column_in = (_WIDTH_IN - _TIMES_IN - _NAMES_IN) / (len(self.column) - 1 + _BEFORE + _AFTER)
         self.row = {(moment.at, moment.what): row for row, moment in enumerate(self.moments)}
         places = {call.id: at for at, call in enumerate(self.calls)}
         self.parents = [None if call.parent is None else places.get(call.parent) for call in self.calls]
@@ -147,11 +155,12 @@ class _Drawing:
     def columns(self, height: float) -> None:
         """Draw a vertical line for each rank, and the times."""
         axes, n = self.axes, len(self.column)
-        axes.set(xlim=(-0.62, n - 0.4), ylim=(height, -1.4), xticks=[], yticks=[])
+        left = -_BEFORE - (_TIMES_IN + _NAMES_IN) / self.column_in
+        axes.set(xlim=(left, n - 1 + _AFTER), ylim=(height, -1.4), xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
         axes.grid(False)
         for rank, x in self.column.items():
-            axes.plot([x, x], [-0.4, height], color=FAINT, lw=1, ls=(0, (2, 3)), zorder=0)
+            axes.plot([x, x], [-0.4, len(self.moments)], color=FAINT, lw=1, ls=(0, (2, 3)), zorder=0)
             axes.text(x, -0.9, f"rank {rank}", ha="center", va="center", fontsize=9, fontweight="bold", color=INK)
         first = self.moments[0].time_ns
         before = ""
@@ -159,8 +168,14 @@ class _Drawing:
             ms = (moment.time_ns - first) / 1e6
             words = f"{ms:.1f} ms" if ms < 9.95 else f"{ms:.0f} ms"
             if words != before:
-                axes.text(-0.6, row, words, fontsize=7.5, va="center", color=INK)
+                axes.text(left, row, words, fontsize=7.5, va="center", color=INK)
             before = words
+
+    def _name(self, row: int, name: str) -> None:
+        """Write a name into the column between the times and the ranks."""
+        words = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}\N{HORIZONTAL ELLIPSIS}"
+        x = -_BEFORE - _NAMES_IN / self.column_in
+        self.axes.text(x, row, words, va="center", fontsize=7.5, family="monospace", color=INK)
 
     def calls_of(self) -> None:
         """Draw bars, arrows, answers and names."""
@@ -191,18 +206,7 @@ class _Drawing:
                 left = self.row.get((at, "begun"), returned)
             self._arrow((x2, left), (x1, returned), colour, (0, (4, 2)))
         name = _TO_HERE if call.kind == _TO_HERE else call.function.rpartition(".")[2]
-        to_right = call.dst >= call.src
-        self.axes.text(
-            x1 + (0.035 if to_right else -0.035),
-            sent - 0.33,
-            f"remote {name}" if call.kind == "remote" else name,
-            ha="left" if to_right else "right",
-            va="center",
-            fontsize=7.5,
-            family="monospace",
-            color=INK,
-            zorder=5,
-        )
+        self._name(sent, f"remote {name}" if call.kind == "remote" else name)
 
     def _arrow(self, start: tuple[float, float], end: tuple[float, float], colour: str, dashes: Any) -> None:
         (x1, y1), (x2, y2) = start, end
@@ -232,19 +236,17 @@ class _Drawing:
             row = self.row[at, "backward"]
             x1, x2 = self.column[pair.dst], self.column[pair.src]
             self._arrow((x1, row), (x2, row), "#D55E00", (0, (1, 2)))
-            side = 1 if x2 > x1 else -1
-            place = (x1 + side * 0.035, row - 0.33)
-            align = "left" if side > 0 else "right"
-            self.axes.text(*place, "gradient", ha=align, va="center", fontsize=7.5, family="monospace", color=INK)
+            self._name(row, "gradient")
 
     def references_of(self, references: Sequence[Reference], top: float) -> None:
         """Draw the owners of values, and the ranks that have references."""
         if not references:
             return
-        self.axes.text(-0.6, top, "references", fontsize=7.5, va="center", color=INK)
+        self.axes.text(self.axes.get_xlim()[0], top, "references", fontsize=7.5, va="center", color=INK)
         for at, one in enumerate(references):
             y = top + 0.9 + at * _ROW_IN / _LINE_IN
-            owner = self.column[one.owner]
+            owner, what = self.column[one.owner], one.what or "a value"
+            half = max(0.17, len(what) * _LETTER_IN / 2 / self.column_in + 0.02)  # width of the box
             for user in one.users:
                 if user.rank not in self.column or user.rank == one.owner:
                     continue
@@ -255,16 +257,15 @@ class _Drawing:
                 if start != x:
                     # curved around columns between the two
                     passes = "arc3" if abs(x - start) == 1 else f"arc3,rad={-side * 0.05}"
-                    begin = (start + side * (0.19 if start == owner else 0.05), y)
+                    begin = (start + side * (half + 0.02 if start == owner else 0.05), y)
                     arrow = FancyArrowPatch(begin, (x - side * 0.05, y), arrowstyle="-|>", mutation_scale=8, shrinkA=0,
                                             shrinkB=0, color=_REFERENCE, ls=dashes, lw=1.1,
                                             connectionstyle=passes)  # fmt: skip
                     self.axes.add_patch(arrow)
                 self.axes.scatter([x], [y], s=64, facecolors="none", edgecolors=_REFERENCE, linestyles=dashes)
             gone = one.deleted_ns is not None
-            box = FancyBboxPatch((owner - 0.17, y - 0.5), 0.34, 1.0, boxstyle="round,pad=0.01,rounding_size=0.03",
+            box = FancyBboxPatch((owner - half, y - 0.5), 2 * half, 1.0, boxstyle="round,pad=0.01,rounding_size=0.03",
                                  mutation_aspect=8, facecolor="none", edgecolor=_REFERENCE,
                                  ls="--" if gone else "-")  # fmt: skip
             self.axes.add_patch(box)
-            self.axes.text(owner, y, one.what or "a value", ha="center", va="center", fontsize=8, family="monospace",
-                           color=INK)  # fmt: skip
+            self.axes.text(owner, y, what, ha="center", va="center", fontsize=8, family="monospace", color=INK)
