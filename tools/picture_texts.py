@@ -39,7 +39,7 @@ class Texts:
         smallest_px: Height of the smallest letters in pixels on a page of `SHOWN_PX`.
         overlaps: Pairs of texts that cover each other.
         cut: Texts that extend beyond the figure.
-        crossed: Texts with an arrow or a curve through them.
+        crossed: Texts with an arrow through them, and texts of legends with a curve through them.
     """
 
     title: str
@@ -152,20 +152,34 @@ def _overlaps(shown: list[Any], renderer: Any) -> list[list[str]]:
 
 
 def _crossed(shown: list[Any], figure: Any) -> list[str]:
-    """Return the texts that an arrow or a curve crosses. Lines of the grid and of axes do not count."""
+    """Return the texts that an arrow crosses, and those of legends that a curve crosses."""
+    from matplotlib.legend import Legend
     from matplotlib.patches import FancyArrowPatch
-    from matplotlib.text import Annotation
-    from matplotlib.transforms import Bbox
+    from matplotlib.text import Annotation, Text
 
     arrows = figure.findobj(FancyArrowPatch)
     arrows += [one.arrow_patch for one in figure.findobj(Annotation) if one.arrow_patch is not None]
     curves = [line for axes in figure.axes for line in axes.lines]
-    lines = [one for one in (*arrows, *curves) if one.get_visible()]
-    paths = [one.get_transform().transform_path(one.get_path()) for one in lines]
+    of_legends = {id(text) for legend in figure.findobj(Legend) for text in legend.findobj(Text)}
+    over_text, over_legends = _paths(arrows), _paths(curves)
     found = []
     for text in shown:
-        box = text.get_window_extent(figure.canvas.get_renderer())
-        inner = Bbox.from_extents(box.x0 + 2, box.y0 + 0.2 * box.height, box.x1 - 2, box.y1 - 0.2 * box.height)
-        if any(len(path.vertices) and path.intersects_bbox(inner, filled=False) for path in paths):
+        box = _letters(text, figure)
+        lines = [*over_text, *(over_legends if id(text) in of_legends else [])]
+        if any(path.intersects_bbox(box, filled=False) for path in lines):
             found.append(text.get_text())
     return found
+
+
+def _paths(lines: list[Any]) -> list[Any]:
+    """Return the paths of visible lines, in pixels."""
+    paths = [one.get_transform().transform_path(one.get_path()) for one in lines if one.get_visible()]
+    return [path for path in paths if len(path.vertices)]
+
+
+def _letters(text: Any, figure: Any) -> Any:
+    """Return the box of a text without the empty space at its edges."""
+    from matplotlib.transforms import Bbox
+
+    box = text.get_window_extent(figure.canvas.get_renderer())
+    return Bbox.from_extents(box.x0 + 2, box.y0 + 0.2 * box.height, box.x1 - 2, box.y1 - 0.2 * box.height)

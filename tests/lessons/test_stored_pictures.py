@@ -8,11 +8,13 @@ from __future__ import annotations
 import base64
 import itertools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
+from matplotlib.patches import FancyArrowPatch
 
 from ddp_notebook.display import picture
 from ddp_notebook.lessons.messages.transfer_picture import call_spans
@@ -92,6 +94,42 @@ def test_small_and_covered_and_cut_texts_are_found():
     axes.text(1.3, 0.5, "a label")
     found = read(figure._repr_png_()[0])
     assert found is not None and found.cut == ["a label"]
+
+
+def test_an_arrow_through_a_text_and_a_curve_through_a_legend_are_found():
+    def crossed(draw: Callable[[Any, Any], None]) -> list[str]:
+        figure, (axes,) = picture("a title", 2.0, layout=None)
+        axes.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[])
+        draw(figure, axes)
+        found = read(figure._repr_png_()[0])
+        assert found is not None
+        return found.crossed
+
+    record()
+
+    def arrow(y: float) -> list[str]:
+        def draw(_: Any, axes: Any) -> None:
+            axes.text(0.4, 0.5, "a label", va="center")
+            axes.add_patch(FancyArrowPatch((0.1, y), (0.9, y)))
+
+        return crossed(draw)
+
+    def note(y: float) -> list[str]:
+        def draw(_: Any, axes: Any) -> None:
+            axes.text(0.4, 0.5, "a label", va="center")
+            axes.annotate("", (0.9, y), (0.1, y), arrowprops={"arrowstyle": "->"})
+
+        return crossed(draw)
+
+    def legend(y: float) -> list[str]:
+        def draw(_: Any, axes: Any) -> None:
+            axes.plot([0, 1], [y, y], label="a curve")
+            axes.legend(loc="center")
+
+        return crossed(draw)
+
+    assert arrow(0.5) == note(0.5) == ["a label"] and arrow(0.8) == note(0.8) == []
+    assert legend(0.5) == ["a curve"] and legend(0.9) == []
 
 
 def test_another_panel_and_another_title_are_found(tmp_path):
