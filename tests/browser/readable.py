@@ -44,10 +44,15 @@ def readability(root: Locator) -> Readability:
     return Readability(**found)
 
 
-def check_readable(root: Locator, *, tallest_px: float = TALLEST_PX) -> None:
-    """Check the size of letters, texts over each other, lines through texts, and the height."""
+def findings(root: Locator, *, tallest_px: float = TALLEST_PX) -> list[str]:
+    """Return a sentence for each text that is small, covered or crossed, and one if the widget is too high."""
     found = readability(root)
     assert found.texts > 0 and found.width <= WIDTH_PX + 1, found
-    assert found.small == [] and found.field_px >= LEAST_PX, found
-    assert found.overlaps == [] and found.crossed == [], found
-    assert found.height <= tallest_px, found
+    sentences = [f"small: {one}" for one in found.small]
+    sentences += [f"over each other: {one!r} and {other!r}" for one, other in found.overlaps]
+    sentences += [f"a line through: {one}" for one in found.crossed]
+    if found.field_px < LEAST_PX:
+        sentences.append(f"a field with letters of {found.field_px:g} pixels")
+    if found.height > tallest_px:
+        sentences.append(f"{found.height:.0f} pixels high")
+    return sentences

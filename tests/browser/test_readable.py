@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from ddp_notebook.lessons.messages.message_scenes import STORIES as SCENES
 from ddp_notebook.lessons.questions.catalogue import QUESTIONS
 from ddp_notebook.lessons.remote.scenes import STORIES as PROGRAMS
 from tests.browser.jupyterlab import JupyterLab, open_notebook
-from tests.browser.readable import WIDTH_PX, check_readable
+from tests.browser.readable import TALLEST_PX, WIDTH_PX, findings
 from tests.browser.test_jupyterlab import write_notebook
 
 pytestmark = [pytest.mark.long, pytest.mark.browser, pytest.mark.timeout(900)]
@@ -41,6 +42,19 @@ def framed(root: Locator) -> Locator:
     return root
 
 
+class Views:
+    """Collects the findings of all views of the widgets."""
+
+    def __init__(self) -> None:
+        self.findings: dict[str, list[str]] = {}
+
+    def look(self, name: str, root: Locator, tallest_px: float = TALLEST_PX) -> None:
+        if folder := os.environ.get("DDP_NOTEBOOK_TEST_VIEWS"):  # for the eye
+            root.screenshot(path=f"{folder}/{name.replace('/', '_').replace(' ', '_')}.png")
+        if found := findings(root, tallest_px=tallest_px):
+            self.findings[name] = found
+
+
 def idle(root: Locator) -> None:
     expect(root).to_have_attribute("aria-busy", "false", timeout=30_000)
 
@@ -56,22 +70,23 @@ def test_the_lessons_with_a_drawing_are_readable(tmp_path):
         explorer, stepper, scene, remote, product, mesh = (
             framed(lab._cell(cell).locator(".ddpl")) for cell in range(1, len(cells) + 1)
         )
-        for root in (explorer, stepper, scene, remote, product, mesh):
-            check_readable(root)
+        views = Views()
+        for name, root in zip(cells, (explorer, stepper, scene, remote, product, mesh), strict=True):
+            views.look(name, root)
 
         explorer.get_by_role("button", name="Run on the ranks").click()
         idle(explorer)
-        check_readable(explorer)
+        views.look("collective after", explorer)
         for name in ALGORITHMS:
             stepper.get_by_label("algorithm", exact=True).select_option(name)
             idle(stepper)
             stepper.get_by_role("button", name="Step ▶").click()
             idle(stepper)
-            check_readable(stepper)
+            views.look(name, stepper)
         for name in SCENES:
             scene.get_by_label("scene", exact=True).select_option(name)
             idle(scene)
-            check_readable(scene)
+            views.look(f"scene {name}", scene)
         for name in PROGRAMS:
             remote.get_by_label("program", exact=True).select_option(name)
             idle(remote)
@@ -79,16 +94,17 @@ def test_the_lessons_with_a_drawing_are_readable(tmp_path):
             remote.get_by_role("button", name="Run on the ranks").click()
             idle(remote)
             remote.get_by_role("button", name="Reveal").click()
-            check_readable(remote)
+            views.look(f"program {name}", remote)
         product.get_by_role("radio").first.check()
         product.get_by_role("button", name="Run on the ranks").click()
         idle(product)
-        check_readable(product)
+        views.look("product after", product)
         mesh.get_by_role("radio").first.check()
         mesh.get_by_role("button", name="Train on the ranks").click()
         idle(mesh)
-        check_readable(mesh)
+        views.look("mesh after", mesh)
         run(lab, len(cells) + 1)
+    assert views.findings == {}
 
 
 def test_sliders_and_other_outputs_are_readable(tmp_path):
@@ -100,25 +116,33 @@ def test_sliders_and_other_outputs_are_readable(tmp_path):
         "lessons.plan(shard=16)",
         "lessons.progress()",
     ]
-    path = opened(tmp_path, cells)
+    path, views = opened(tmp_path, cells), Views()
     with open_notebook(path, env={"DDP_NOTEBOOK_ANSWERS": "shown"}) as lab:
         for cell in range(len(cells) + 1):
             run(lab, cell)
         for cell in range(1, len(cells) + 1):
             # the table of progress has a row for each lesson, so it may be higher than a screen
             root = framed(lab._cell(cell).locator(".jp-Cell-outputArea"))
-            check_readable(root, tallest_px=1200 if "progress" in cells[cell - 1] else 900)
+            views.look(cells[cell - 1], root, 1200 if "progress" in cells[cell - 1] else TALLEST_PX)
         run(lab, len(cells) + 1)
+    assert views.findings == {}
+
+
+def _parts(names: list[str], size: int) -> list[list[str]]:
+    return [names[at : at + size] for at in range(0, len(names), size)]
 
 
 def test_all_questions_are_readable(tmp_path):
     asked = [name for name, question in QUESTIONS.items() if question.is_asked]
-    path = opened(tmp_path, ["\n".join(f"lessons.ask({name!r})" for name in asked)])
+    cells = ["\n".join(f"lessons.ask({name!r})" for name in some) for some in _parts(asked, 40)]
+    path = opened(tmp_path, cells)  # JupyterLab shows the first 50 outputs of a cell
     with open_notebook(path) as lab:
-        for cell in (0, 1):
+        for cell in range(len(cells) + 1):
             run(lab, cell)
-        boxes = lab._cell(1).locator(".ddp-ask")
+        boxes = lab.page.locator(".ddp-ask")
         expect(boxes).to_have_count(len(asked), timeout=30_000)
-        for box in boxes.all():
-            check_readable(framed(box))
-        run(lab, 2)
+        views = Views()
+        for name, box in zip(asked, boxes.all(), strict=True):
+            views.look(name, framed(box))
+        run(lab, len(cells) + 1)
+    assert views.findings == {}

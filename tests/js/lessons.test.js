@@ -6,7 +6,7 @@ import { lines, moved } from "../../ddp_notebook/lessons/js/mesh.js";
 import { explained, holders, products, valueOn } from "../../ddp_notebook/lessons/js/product.js";
 import { linkTo } from "../../ddp_notebook/lessons/js/link.js";
 import { figure, inWords, short } from "../../ddp_notebook/lessons/js/parts.js";
-import { ticks } from "../../ddp_notebook/lessons/js/scene.js";
+import { sideBySide, ticks } from "../../ddp_notebook/lessons/js/scene.js";
 import { colours, lanes, moments, short as last } from "../../ddp_notebook/widgets/js/parts/sequence.js";
 import { busiest, place, sameLinks, through } from "../../ddp_notebook/lessons/js/stepper.js";
 
@@ -158,4 +158,13 @@ test("what goes along the lines of a grid", () => {
   const found = lines(calls, 2, 2);
   assert.deepEqual(found.map(({ way, at, nbytes }) => [way, at, nbytes]), [["row", 0, 16], ["row", 1, 0], ["column", 0, 4], ["column", 1, 0]]);
   assert.deepEqual(lines(calls, 1, 4).map(({ way }) => way), ["row"]);
+});
+
+test("labels of a line move apart and stay inside", () => {
+  const label = (x) => ({ words: "recv", width: 100, x, y: 0 });
+  const places = (...xs) => sideBySide(xs.map(label)).map(({ x }) => x);
+  assert.deepEqual(places(10, 300), [10, 300]);
+  assert.deepEqual(places(10, 20), [10, 120]);
+  assert.deepEqual(places(640, 650), [550, 660]);
+  assert.deepEqual(places(700), [660]);
 });

@@ -155,11 +155,11 @@ def in_halves(model):
     model.register_comm_hook(None, hook)
 """
 SENT_BY_HOOK = {
-    "plain": (1, 4000),
-    "half": (1, 2000),
-    "half_in_cpp": (1, 2000),
-    "one_by_one": (2, 4000),
-    "in_halves": (2, 4000),
+    "plain": (1, "4.0 kB"),
+    "half": (1, "2.0 kB"),
+    "half_in_cpp": (1, "2.0 kB"),
+    "one_by_one": (2, "4.0 kB"),
+    "in_halves": (2, "4.0 kB"),
 }
 
 

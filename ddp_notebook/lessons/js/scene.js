@@ -6,6 +6,8 @@ const WIDTH = 760;
 const LEFT = 58;
 const ROW = 58;
 const FOOT = 30;
+const LETTER = 7; // width of a letter of a label
+const GAP = 10; // between two labels
 
 /** Round tick distances of an axis. @param {number} end */
 export function ticks(end) {
@@ -15,6 +17,22 @@ export function ticks(end) {
   const found = [];
   for (let at = 0; at <= end + 1e-9; at += step) found.push(Number(at.toPrecision(10)));
   return found;
+}
+
+/** @typedef {{words: string, width: number, x: number, y: number}} Label */
+
+/** Move the labels of a line apart, so that none covers another one or ends outside. @param {Label[]} labels */
+export function sideBySide(labels) {
+  const moved = labels.map((label) => ({ ...label }));
+  moved.forEach((label, at) => {
+    if (at) label.x = Math.max(label.x, moved[at - 1].x + moved[at - 1].width + GAP);
+  });
+  let end = WIDTH;
+  for (const label of moved.reverse()) {
+    label.x = Math.min(label.x, end - label.width);
+    end = label.x - GAP;
+  }
+  return moved.reverse();
 }
 
 /** @typedef {import("./states.js").SceneState} State */
@@ -82,7 +100,8 @@ export function scene(el, link) {
     for (const rank of ranks) {
       found.append(svg(document, "line", { x1: LEFT, x2: WIDTH - 12, y1: y(rank) + 40, y2: y(rank) + 40, class: "ddpl-base" }), svg(document, "text", { x: 2, y: y(rank) + 30, class: "ddpl-row-name" }, `rank ${rank}`));
     }
-    const labels = [];
+    /** @type {Map<string, Label[]>} */
+    const lines = new Map(); // labels by their line: in the bars of a rank, or below them
     for (const event of now.events) {
       const [top, high] = event.what === "work" ? [2, 12] : [20, 18];
       for (const [from, to, part] of event.spans) {
@@ -91,9 +110,10 @@ export function scene(el, link) {
       if (event.what === "work") continue;
       const peer = event.peer === null ? "any" : event.peer;
       const words = `${event.what} ${event.what.includes("send") ? "→" : "←"} ${peer}${event.tag ? `, tag ${event.tag}` : ""}${event.over ? "" : "  ✗ never returns"}`;
-      const isNarrow = x(event.end) - x(event.start) < words.length * 6;
-      const isLate = x(event.start) > WIDTH * 0.72;
-      labels.push(svg(document, "text", { x: isNarrow && isLate ? x(event.end) : x(event.start) + (isNarrow ? 0 : 5), y: y(event.rank) + (isNarrow ? 51 : 33), class: `ddpl-what${isNarrow && isLate ? " ddpl-end" : ""}` }, words));
+      const width = words.length * LETTER;
+      const isInside = x(event.end) - x(event.start) > width + 10;
+      const label = { words, width, x: x(event.start) + (isInside ? 5 : 0), y: y(event.rank) + (isInside ? 33 : 51) };
+      lines.set(`${label.y}`, [...(lines.get(`${label.y}`) ?? []), label]);
     }
     for (const [sent, received] of now.arrows) {
       const [one, other] = [now.events[sent], now.events[received]];
@@ -103,7 +123,7 @@ export function scene(el, link) {
       const line = arrow(document, [x(begin), y(one.rank) + (down ? 38 : 20)], [x(other.end), y(other.rank) + (down ? 20 : 38)], { class: "ddpl-message-arrow" });
       found.append(line);
     }
-    found.append(...labels);
+    for (const label of [...lines.values()].flatMap(sideBySide)) found.append(svg(document, "text", { x: label.x, y: label.y, class: "ddpl-what" }, label.words));
     return found;
   }
 
