@@ -64,6 +64,8 @@
     });
   }
   const small = texts.filter((one) => one.px < least).map((one) => `${one.words}: ${one.px.toFixed(1)}`);
+  const outputs = [root, ...root.querySelectorAll(".jp-OutputArea-output")];
+  const wider = Math.max(0, ...outputs.map((one) => one.scrollWidth - one.clientWidth));
   const box = root.getBoundingClientRect();
-  return { width: box.width, height: box.height, small, field_px: Math.min(99, ...fields), texts: texts.length, overlaps, crossed: [...new Set(crossed)] };
+  return { width: box.width, height: box.height, wider, small, field_px: Math.min(99, ...fields), texts: texts.length, overlaps, crossed: [...new Set(crossed)] };
 }

@@ -22,6 +22,7 @@ class Readability:
     Args:
         width: Pixels.
         height: Pixels.
+        wider: Pixels by which the content is wider than its place.
         texts: Number of shown texts.
         small: Texts with letters that are too small, with their pixels.
         field_px: Height of the smallest letters in a field.
@@ -31,6 +32,7 @@ class Readability:
 
     width: float
     height: float
+    wider: float
     texts: int
     small: list[str]
     field_px: float
@@ -53,6 +55,8 @@ def findings(root: Locator, *, tallest_px: float = TALLEST_PX) -> list[str]:
     sentences += [f"a line through: {one}" for one in found.crossed]
     if found.field_px < LEAST_PX:
         sentences.append(f"a field with letters of {found.field_px:g} pixels")
+    if found.wider > 1:
+        sentences.append(f"{found.wider:g} pixels wider than the page")
     if found.height > tallest_px:
         sentences.append(f"{found.height:.0f} pixels high")
     return sentences

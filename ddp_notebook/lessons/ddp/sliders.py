@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _NONE = "none"
 _NOTHING = -1  # stands for None, which a drop-down list would show as an empty line
-_WIDE = {"description_width": "170px"}
-_LAYOUT = ipywidgets.Layout(width="420px")
+_WIDE = {"description_width": "130px"}
+_LAYOUT = ipywidgets.Layout(width="340px")  # two columns on a page of 800 pixels
 
 
 class DDPSliders:
@@ -70,7 +70,7 @@ class DDPSliders:
             control.observe(self._on_change, names="value")
         self._disable_unused()
         self.box = ipywidgets.GridBox(
-            list(self.controls.values()), layout=ipywidgets.Layout(grid_template_columns="repeat(2, 440px)")
+            list(self.controls.values()), layout=ipywidgets.Layout(grid_template_columns="repeat(2, 350px)")
         )
         self._displays: dict[str, DisplayHandle] = {}
 
