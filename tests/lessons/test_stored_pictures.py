@@ -96,7 +96,7 @@ def test_small_and_covered_and_cut_texts_are_found():
     assert found is not None and found.cut == ["a label"]
 
 
-def test_an_arrow_through_a_text_and_a_curve_through_a_legend_are_found():
+def test_lines_through_texts_are_found():
     def crossed(draw: Callable[[Any, Any], None]) -> list[str]:
         figure, (axes,) = picture("a title", 2.0, layout=None)
         axes.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[])
