@@ -57,13 +57,19 @@ QUESTIONS: dict[str, Question] = {
     ),
     "06/plain": Question(
         answer="wrong",
-        why="the bytes of the integers are added as if they were floating-point numbers, and the other way round.",
+        why="the bytes of the integers are added as if they were floating-point numbers, and the other way round. (As "
+        "a float, the bytes of the integer 1 are 1e-45.) Other sizes give wrong numbers, or end a process.",
         hint="Does a rank know the dtype of the others? A message contains bytes only.",
         traps={
             "error": "Only a check of all ranks could find it, and plain torch does not check by default.",
             "converted": "Bytes are sent, without their dtype.",
         },
         choices={"an error on both ranks": "error", "the right sum, converted": "converted", "wrong numbers": "wrong"},
+    ),
+    "06/agree": Question(
+        answer=lambda size: dict.fromkeys(range(size), True),
+        why="MAX is true if any rank has a 1. MIN would tell whether all have one.",
+        hint="Each rank brings 0 or 1 in a tensor of integers. Which operation returns 1 as soon as one rank brings 1?",
     ),
     "06/which": Question(
         answer={

@@ -13,7 +13,8 @@ _PARAMETERS = 64 * 32 + 32 + 32 * 10 + 10  # number of parameters of the puzzle'
 QUESTIONS: dict[str, Question] = {
     "08/why": Question(
         answer="different",
-        why="each rank uses only the gradient of its part of the images, so the weights become different.",
+        why="each rank uses only the gradient of its part of the images, so the weights become different: N "
+        "models, each trained on an N-th of the data.",
         hint="Nothing is sent. How could one rank learn from the images of another?",
         traps={
             "faster": "Each rank has seen only its share of the images, so it has learned less, not faster.",
@@ -45,10 +46,10 @@ QUESTIONS: dict[str, Question] = {
         choices={"the same losses": True, "other losses": False},
     ),
     "08/dealt": Question(
-        answer=lambda size: math.ceil(1258 / size) * size,
+        answer=lambda size: math.ceil(1253 / size) * size,
         why="every rank gets the same number, so some images are used twice if the division has a remainder.",
-        hint="All ranks get the same number, and no image is left out: round 1258 up to a multiple of the world size.",
-        traps=lambda size: {1258 // size * size: "That is the number with drop_last=True."} if 1258 % size else {},
+        hint="All ranks get the same number, and no image is left out: round 1253 up to a multiple of the world size.",
+        traps=lambda size: {1253 // size * size: "That is the number with drop_last=True."},
         placeholder="1000",
     ),
     "08/uneven": Question(

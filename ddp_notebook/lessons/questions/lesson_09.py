@@ -100,7 +100,7 @@ PUZZLES: dict[str, Puzzle] = {
         setup=_HIDE,
         call="train(solution(model))",
         wanted="True",
-        targets=(Target(measure=EXPOSED_SHARE, most=0.2),),
+        targets=(Target(measure=EXPOSED_SHARE, most=0.25),),
         why="nine of ten buckets are sent while the backward pass of earlier layers runs.",
         hint="By default DDP closes the first bucket at 1 MB, and the others at 25 MB. How large are all gradients of "
         "this model, and into how many buckets do they go?",

@@ -42,5 +42,11 @@ assert not lessons.check("06/mean", session["mean_of_means"])
 which = ["all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"]
 assert lessons.check("06/which", dict(zip(my_choice, which, strict=True)))
 
+# %% agree-check
+assert "dots" in lessons.check("06/agree", session["stop"]).reason
+
+# %% agree-solution
+assert lessons.check("06/agree", session["stop"])
+
 # %% statistics-solution
 assert lessons.check("06/statistics", three_sums)
