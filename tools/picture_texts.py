@@ -172,9 +172,11 @@ def _crossed(shown: list[Any], figure: Any) -> list[str]:
 
 
 def _paths(lines: list[Any]) -> list[Any]:
-    """Return the paths of visible lines, in pixels."""
+    """Return the paths of visible lines, in pixels, without the points that only close the head of an arrow."""
+    from matplotlib.path import Path as Curve
+
     paths = [one.get_transform().transform_path(one.get_path()) for one in lines if one.get_visible()]
-    return [path for path in paths if len(path.vertices)]
+    return [Curve(points) for path in paths for points in path.to_polygons(closed_only=False) if len(points) > 1]
 
 
 def _letters(text: Any, figure: Any) -> Any:

@@ -39,6 +39,7 @@ MOST_S = {
     "23": 90.0,
     "27": 60.0,
 }  # else 30
+_DEPRECATED = re.compile(r".*(?:Future|Deprecation)Warning.*")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -148,6 +149,8 @@ def execute_in(
             reply = kernel.run(cell.source, CELL_S)
             is_expected = reply.status == "ok" or "raises-exception" in cell.metadata.get("tags", [])
             assert is_expected, f"{cell.source}\n{reply.stdout[-1000:]}{reply.stderr[-1000:]}{reply.traceback[-3000:]}"
+            warnings = _DEPRECATED.findall(reply.stdout + reply.stderr)
+            assert warnings == [], f"a learner sees a warning of a deprecated name:\n{cell.source}"
             cell.outputs = outputs_of(reply)
             if "lessons.check(" in cell.source:
                 assert kernel.run(KEPT).stdout == "", f"an unchanged starter counts as a wrong try:\n{cell.source}"
