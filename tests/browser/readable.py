@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Locator
 
-WIDTH_PX = 800  # of the column in which a reader sees a lesson
+WIDTH_PX = 800  # the column in which a reader sees a lesson
 LEAST_PX = 9.0
 TALLEST_PX = 900  # about one screen
 
@@ -17,7 +17,7 @@ _MEASURE = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readability:
-    """What a reader sees of a widget.
+    """Measures of a widget on the page.
 
     Args:
         width: Pixels.

@@ -60,7 +60,7 @@ def idle(root: Locator) -> None:
 
 
 def test_the_lessons_with_a_drawing_are_readable(tmp_path):
-    """As they open, and after they have run."""
+    """Lessons are measured when they open, and after they have run."""
     cells = ["lessons.collective('all_reduce')", "lessons.algorithm('ring all_reduce')"]
     cells += ["lessons.point_to_point('blocking')", "lessons.rpc('calls')", "lessons.product()", "lessons.mesh()"]
     path = opened(tmp_path, cells)

@@ -20,7 +20,7 @@ class Attempt:
     """The recorded run of a solution."""
 
     ranks: tuple[int, ...]
-    calls: tuple[Collective, ...]  # of all ranks; see `without_hooks`
+    calls: tuple[Collective, ...]  # the calls of all ranks; see `without_hooks`
     steps: tuple[Step, ...]  # optimizer steps of all ranks
     peak_bytes: Mapping[int, int]  # keys are ranks; {} if no target needs it
     recording: Recording
