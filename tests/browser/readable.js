@@ -27,7 +27,7 @@
       const px = parseFloat(style.fontSize) * scale(element);
       const middle = (box.top + box.bottom) / 2;
       const hasHalo = style.paintOrder.startsWith("stroke") && parseFloat(style.strokeWidth) >= 2;
-      texts.push({ words: node.data.trim().slice(0, 40), px, node, element, hasHalo, left: box.left, right: box.right, top: middle - px / 2, bottom: middle + px / 2 });
+      texts.push({ words: node.data.trim().slice(0, 40), px, node, element, hasHalo, left: Math.max(box.left, seen.left), right: Math.min(box.right, seen.right), top: Math.max(middle - px / 2, seen.top), bottom: Math.min(middle + px / 2, seen.bottom) });
     }
   }
   const fields = [...root.querySelectorAll("input, select")].filter(isShown).map((one) => parseFloat(getComputedStyle(one).fontSize));

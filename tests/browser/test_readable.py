@@ -37,7 +37,7 @@ def framed(root: Locator) -> Locator:
     """Give a widget the width of a page, and wait until it is drawn."""
     expect(root).to_be_visible(timeout=20_000)
     root.evaluate(FRAME)
-    root.page.wait_for_timeout(200)  # the widget may draw again for the new width
+    root.page.wait_for_timeout(50)  # the widget may draw again for the new width
     root.scroll_into_view_if_needed()
     return root
 

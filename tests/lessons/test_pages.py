@@ -196,6 +196,18 @@ def test_results_follow_their_questions(path):
 
 
 @each_page
+def test_a_question_has_its_text_before_it(path):
+    """Since the question before, a text asks something, or the cells show a program with a mistake."""
+    missing, since = [], ""
+    for cell in cells_of(path):
+        asked = named(cell, "ask") if cell.cell_type == "code" else []
+        if asked and "?" not in since and "lessons.bug(" not in since:
+            missing += asked
+        since = "" if asked else since + cell.source
+    assert missing == []
+
+
+@each_page
 def test_every_question_of_a_lesson_is_on_its_page(path):
     code, lesson = code_of(cells_of(path)), f"{path.name[:2]}/"
     asked = {name for cell in code for name in named(cell, "ask")}
