@@ -361,6 +361,7 @@ class Session:
             file=file,
             record=self._record_options(record),
             folds=fold,
+            may_stop=parts.hooks.may_stop(code),  # for a job that its keeper starts without a notebook
         )
         return _Cell(told=told, asked=ranks, ranks=chosen, timeout_s=timeout_s, warnings=warnings)
 

@@ -95,6 +95,7 @@ class RunCell(Message):
     )
     missing: list[int] = field(default_factory=list)  # ranks of the group that do not run this cell
     groups_made: int = 0  # least number of groups to count from, because earlier cells made groups on some ranks only
+    may_stop: bool = False  # a debugger may stop ranks in it; the same on all its ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

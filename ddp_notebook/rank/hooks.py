@@ -111,7 +111,7 @@ class Feature:
         """Prepare for a cell. Called before its code runs."""
 
     def debugged_cell_begins(self, cell: RunCell) -> None:
-        """Prepare for a cell whose code names a debugger. Called after `cell_begins`."""
+        """Prepare for a cell in which a debugger may stop ranks. Called after `cell_begins`, on all ranks of the cell."""
 
     def cell_code(self, code: str) -> str:
         """Return the code to run in place of a cell's code."""
@@ -176,8 +176,8 @@ class Feature:
         return {}
 
     def unheld_limits(self) -> Sequence[str]:
-        """Return descriptions of waits whose time limit runs on while a debugger stops a rank. Called in the agent's
-        thread."""
+        """Return descriptions of waits whose time limit runs on while a debugger stops a rank. Called in other
+        threads."""
         return ()
 
     def on_asked(self, flush: bool) -> None:

@@ -57,6 +57,10 @@ class SessionFeature:
 
     # ---- cells
 
+    def may_stop(self, code: str) -> bool:
+        """Return whether a debugger may stop ranks in a cell. Called before it is sent."""
+        return False
+
     def cell_begins(self, cell: RunCell) -> None:
         """Called before a cell is sent."""
 
@@ -164,6 +168,7 @@ class SessionHooks:
         self.notices = self._of("notices")
         self.cell_prompts = self._of("cell_prompts")
         self.cell_is_stopped = self._of("cell_is_stopped")
+        self._may_stop = self._of("may_stop")
         self.rank_moved = self._of("rank_moved")
         self.before_renumbering = self._of("before_renumbering")
         self.renumbered = self._of("renumbered")
@@ -193,6 +198,10 @@ class SessionHooks:
     def handlers(self) -> list[Handlers]:
         """Return the message handlers of features."""
         return [handlers() for handlers in self._handlers]
+
+    def may_stop(self, code: str) -> bool:
+        """Return whether a debugger may stop ranks in a cell."""
+        return any([may_stop(code) for may_stop in self._may_stop])
 
     def unended(self) -> list[Any]:
         """Return the background cells that have not ended."""

@@ -78,7 +78,8 @@ class FrontEndDebugger:
                 self.events.remove(one)
                 found[one["body"]["threadId"]] = one["body"]
             if len(found) < count and not self._read(until - time.monotonic()):
-                raise TimeoutError(f"{len(found)} of {count} events {event!r} after {timeout_s:g} s: {self.output}")
+                shown = [one["content"] for one in self.output if one["msg_type"] in ("stream", "error")]
+                raise TimeoutError(f"{len(found)} of {count} events {event!r} after {timeout_s:g} s: {shown}")
         return [found[thread] for thread in sorted(found)]
 
     def read(self, seconds: float) -> None:
@@ -147,3 +148,19 @@ class FrontEndDebugger:
         frame = self.ask("stackTrace", threadId=thread)["body"]["stackFrames"][0]
         reply = self.ask("evaluate", expression=expression, frameId=frame["id"], context="repl")
         return str(reply["body"]["result"])
+
+
+def run_to_end(debugger: FrontEndDebugger, cell: str, threads: list[int]) -> Reply:
+    """Let these threads run on, and return the reply of the cell."""
+    for thread in threads:
+        assert debugger.ask("continue", threadId=thread)["success"]
+    return debugger.finish(cell)
+
+
+def stopped(debugger: FrontEndDebugger, count: int = 2) -> list[int]:
+    """Return the threads of ranks that stop, in the order of the ranks."""
+    threads = [one["threadId"] for one in debugger.wait_for("stopped", count)]
+    debugger.read(0.3)  # the event of the thread that the front end shows comes last, perhaps again
+    debugger.events.clear()
+    named = {one["id"]: one["name"] for one in debugger.ask("threads")["body"]["threads"]}
+    return sorted(threads, key=lambda thread: named[thread])

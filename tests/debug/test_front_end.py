@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from tests.debug.front_end import FrontEndDebugger
+from tests.conftest import is_within
+from tests.debug.front_end import FrontEndDebugger, run_to_end, stopped
 
 ALL = "%%on_all_ranks\n"
 SUM = f"{ALL}total = torch.ones(1)\ndist.all_reduce(total)\ntotal.item()"
@@ -24,21 +25,6 @@ def debugger(kernel):
     yield debugger
     debugger.stop()
     kernel.run("%ddp_stop")
-
-
-def run_to_end(debugger: FrontEndDebugger, cell: str, threads: list[int]):
-    for thread in threads:
-        assert debugger.ask("continue", threadId=thread)["success"]
-    return debugger.finish(cell)
-
-
-def stopped(debugger: FrontEndDebugger, count: int = 2) -> list[int]:
-    """Return the threads of ranks that stop, in the order of the ranks."""
-    threads = [one["threadId"] for one in debugger.wait_for("stopped", count)]
-    debugger.read(0.3)  # the event of the thread that the front end shows comes last, perhaps again
-    debugger.events.clear()
-    named = {one["id"]: one["name"] for one in debugger.ask("threads")["body"]["threads"]}
-    return sorted(threads, key=lambda thread: named[thread])
 
 
 STEPS = f"""{ALL}def f(a):
@@ -139,6 +125,13 @@ def test_time_limits_are_held(debugger):
     debugger.read(4)
     reply = run_to_end(debugger, cell, [thread])
     assert reply.stdout == "[0-1] tensor([2.])\n" and reply.stderr == "" and not reply.displays
+    code = f"{ALL}if rank == 0:\n    here = 1\ndist.monitored_barrier(g)"
+    debugger.set_breakpoints(code, 3)
+    cell = debugger.kernel.start(code)
+    (thread,) = stopped(debugger, 1)
+    debugger.read(4)
+    reply = run_to_end(debugger, cell, [thread])
+    assert reply.status == "ok" and reply.stderr == "", reply
     code = f"{ALL}if rank == 0: time.sleep(5)\ndist.all_reduce(t, group=g)"
     assert "ime" in debugger.finish(debugger.kernel.start(code)).evalue, "the limit holds without a breakpoint"
 
@@ -214,17 +207,54 @@ def test_cells_under_auto(debugger):
     debugger.finish(debugger.kernel.start("%ddp_auto off"))
 
 
-def test_a_plain_cell_is_debugged_in_the_notebook(debugger):
-    code = "import ddp_notebook\nsession = ddp_notebook.current()\nsession.run('1 + 1')\nv = 2\n"
-    debugger.set_breakpoints(code, 3)
-    cell = debugger.kernel.start(code)
+PLAIN = "import ddp_notebook\nsession = ddp_notebook.current()\nsession.run('1 + 1')\nv = 2\n"
+
+
+def step_into_this_package(debugger: FrontEndDebugger) -> list[tuple[str, int]]:
+    """Step into a function of this package from a plain cell. Return the frames after the step."""
+    debugger.set_breakpoints(PLAIN, 3)
+    cell = debugger.kernel.start(PLAIN)
     thread = debugger.wait_for("stopped")[0]["threadId"]
     debugger.ask("stepIn", threadId=thread)
-    thread = debugger.wait_for("stopped")[0]["threadId"]
-    frames = debugger.ask("stackTrace", threadId=thread)["body"]["stackFrames"]
-    assert "ddp_notebook/" not in frames[0]["source"]["path"]
+    assert debugger.wait_for("stopped")[0]["threadId"] == thread
+    frames = debugger.frames(thread)
     debugger.ask("continue", threadId=thread)
     assert debugger.finish(cell).status == "ok"
+    debugger.set_breakpoints(PLAIN)
+    return frames
+
+
+def test_a_step_of_a_plain_cell_does_not_enter_this_package(debugger):
+    assert step_into_this_package(debugger)[0][1] == 4
+
+
+def test_a_rank_that_does_not_answer_holds_up_no_other_request(debugger):
+    code = f"{ALL}z = rank\nz + 1"
+    debugger.set_breakpoints(code, 3)
+    cell = debugger.kernel.start(code)
+    first, second = stopped(debugger)
+    pid = int(debugger.evaluate(first, "__import__('os').getpid()"))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        reply = debugger.ask("stackTrace", threadId=first)
+        took_s = time.monotonic() - began
+        assert not reply["success"] and reply["message"] == "rank 0 did not answer within 2 s"
+        assert took_s >= 2 and is_within(took_s, 3)
+        assert debugger.frames(second) == [("[1] <module>", 3)]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert debugger.frames(first) == [("[0] <module>", 3)]
+    assert run_to_end(debugger, cell, [first, second]).stdout == "[0] 1\n[1] 2\n"
+
+
+def test_a_second_session_is_refused_and_breakpoints_stop_the_first(debugger):
+    reply = debugger.finish(debugger.kernel.start("import ddp_notebook\nddp_notebook.start(2)"))
+    assert reply.ename == "SessionExistsError"
+    code = f"{ALL}z = rank\nz + 1"
+    debugger.set_breakpoints(code, 3)
+    cell = debugger.kernel.start(code)
+    assert run_to_end(debugger, cell, stopped(debugger)).stdout == "[0] 1\n[1] 2\n"
 
 
 def test_switched_off_it_stops_no_rank(debugger):
@@ -364,6 +394,7 @@ def test_new_sessions_and_new_ranks_stop_too(debugger):
     assert run("%%on_ranks 1\nimport os; os._exit(1)") == "error" and run("%ddp_heal") == "ok"
     cell = debugger.kernel.start(code)
     assert run_to_end(debugger, cell, stopped(debugger)).stdout == "[0] 1\n[1] 2\n"
+    assert step_into_this_package(debugger)[0][1] == 4, "the debugger was on before the session"
     assert run("%ddp_stop") == "ok"
 
 

@@ -22,6 +22,8 @@ x = torch.ones(2)
 torch.manual_seed(0)
 model = DDP(torch.nn.Linear(8, 8), process_group=group)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
+def stop():
+    breakpoint()
 def train(steps, stop_at=None):
     for step in range(steps):
         loss = model(torch.ones(4, 8)).sum()
@@ -70,6 +72,7 @@ OPERATIONS = {
     "objects": f"{STOPS}found = [None, None]\ndist.all_gather_object(found, rank, group=group)",
     "monitored_barrier": "if rank == 1: breakpoint()\ndist.monitored_barrier(group, timeout=timedelta(seconds=2))",
     "monitored_barrier on the other ranks": f"{STOPS}dist.monitored_barrier(group)",
+    "monitored_barrier, with a function of an earlier cell": "if rank == 0: stop()\ndist.monitored_barrier(group)",
     "a wait with its own limit": (
         f"{STOPS}work = dist.all_reduce(x, group=group, async_op=True)\nwork.wait(timedelta(seconds=2))"
     ),

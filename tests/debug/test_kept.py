@@ -51,14 +51,22 @@ def test_the_hours_of_a_kept_session_do_not_pause(notebook):  # noqa: F811
 MARGIN = "%%on_all_ranks\ny = rank\ny + 1"
 
 
-def stop_at_breakpoint(kernel) -> tuple[FrontEndDebugger, str, list[int]]:
+def stop_at_breakpoint(kernel, hours: float = 1) -> tuple[FrontEndDebugger, str, list[int]]:
     """Start a session, and let its ranks stop in the margin. Return the debugger, the cell, and the threads."""
-    assert kernel.run("%ddp_start 2 --keep 1").status == "ok"
+    assert kernel.run(f"%ddp_start 2 --keep {hours}").status == "ok"
     debugger = FrontEndDebugger(kernel)
     debugger.start()
     debugger.set_breakpoints(MARGIN, 3)
     cell = kernel.start(MARGIN)
     return debugger, cell, [one["threadId"] for one in debugger.wait_for("stopped", 2)]
+
+
+@pytest.mark.long
+def test_the_hours_do_not_pause_at_a_breakpoint(notebook):  # noqa: F811
+    first = notebook()
+    stop_at_breakpoint(first, hours=3 / 3600)
+    kill(first)
+    wait_until(lambda: not entries.entries(), 15, "its time is over, although ranks have stopped")
 
 
 @pytest.mark.long

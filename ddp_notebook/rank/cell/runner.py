@@ -357,7 +357,7 @@ class Runner:
             shell.execution_count = cell.execution_count
         for begins in self._hooks.cell_begins:
             begins(cell)
-        if _may_debug(cell.code):
+        if cell.may_stop:
             for begins in self._hooks.debugged_cell_begins:
                 begins(cell)
         if self._stopped == cell.cell:
@@ -712,11 +712,6 @@ def _is_in_user_code(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _may_debug(code: str) -> bool:
-    """Return whether the code may open a debugger, or define a function that does."""
-    return "breakpoint" in code or "set_trace" in code or "%debug" in code
 
 
 def _may_await(code: str) -> bool:

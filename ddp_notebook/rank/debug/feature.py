@@ -31,15 +31,17 @@ from ddp_notebook.rank.group.held_time import CLOCK
 from ddp_notebook.rank.hooks import Core, Feature
 from ddp_notebook.rank.variables import meshes
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import os, re, traceback
+from ddp_notebook.stdlib import os, re, time, traceback
 
 _OPENS_FAILURE = re.compile(r"^\s*%debug\b|run_line_magic\('debug'", re.MULTILINE)
+_NAMED = re.compile(r"breakpoint|set_trace|%debug")
 _DEFINES = re.compile(r"\b(def|lambda)\b")
 _OF_CHILD = (
     "breakpoint() works on a rank, but not in a process that the rank has started: set num_workers=0 in the "
     "DataLoader, so that the rank itself loads the data"
 )
 _WAS_CUT = re.compile(r"gloo/|Connection (closed|reset) by peer")
+_LONG_S = 1.0  # an operation of this duration waits for a stopped rank
 _NO_FAILURE = (
     "no failure is kept: %debug opens the last cell of this rank if a line of your code failed; not a syntax error or "
     "SystemExit"
@@ -54,10 +56,11 @@ class DebugFeature(Feature):
         self._pid = os.getpid()
         self._skipped: dict[str, int] = {}  # calls of dist.breakpoint to be skipped so far, by their stack
         self._post_mortem = PostMortem(core.network.where)
-        self._timeouts = LongTimeouts(core.network, core.place)
+        self._timeouts = LongTimeouts(core.network, core.place, self._look_for_unheld)
         self._adapter = Adapter(lambda data: core.send(AdapterMessage(data=data)))
         self._may_stop_later = False  # a cell has defined functions that may open a debugger
         self._held_cell = 0  # cell whose time limits are held; 0: none
+        self._unheld: dict[str, float] = {}  # limits that run on, and the time of their report; 0: reported
         self._opens_failure = False  # the running cell opens the failure of an earlier one
         self._has_stopped = False  # a debugger has stopped in the running cell
         self.watches_cells = False
@@ -75,8 +78,8 @@ class DebugFeature(Feature):
 
     def debugged_cell_begins(self, cell: RunCell) -> None:
         self._opens_failure = _OPENS_FAILURE.search(cell.code) is not None
-        self._may_stop_later |= _DEFINES.search(cell.code) is not None
-        self._timeouts.begin_named(cell)
+        self._may_stop_later |= bool(_NAMED.search(cell.code) and _DEFINES.search(cell.code))
+        self._timeouts.begin_cell(cell)
         self._watch(on=True)
 
     def cell_begins(self, cell: RunCell) -> None:
@@ -218,12 +221,26 @@ class DebugFeature(Feature):
         CLOCK.hold(message.on)
         self._held_cell = message.cell if message.on else 0
         if message.on:
-            unheld = [*self._timeouts.unheld(), *self.core.unheld_limits()]
+            unheld = self._all_unheld()
+            self._unheld = dict.fromkeys(unheld, 0.0)
             self._may_stop_later = True
             self._timeouts.begin()  # operations that begin from now on
             self._watch(on=True)
             self.core.send(TimeoutsHeld(cell=message.cell, unheld=unheld))
         return True
+
+    def _all_unheld(self) -> list[str]:
+        return [*self._timeouts.unheld(), *self.core.unheld_limits()]
+
+    def _look_for_unheld(self) -> None:
+        """Report limits that run on, of operations that have begun since the debugger stopped."""
+        if not (cell := self._held_cell):
+            return
+        now, known = time.monotonic(), self._unheld
+        report_s = {limit: known.setdefault(limit, now + _LONG_S) for limit in self._all_unheld()}
+        if late := [limit for limit, at in report_s.items() if 0 < at < now]:
+            known |= dict.fromkeys(late, 0.0)
+            self.core.send(TimeoutsHeld(cell=cell, unheld=late))
 
     def _on_interrupt(self, message: Interrupt) -> bool:
         if self.core.stdin is not None:

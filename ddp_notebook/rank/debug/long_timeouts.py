@@ -7,7 +7,7 @@ stands still while a debugger waits. No timeout of a group is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -41,12 +41,14 @@ class LongTimeouts:
     Args:
         network: the groups of this rank.
         place: returns the place of this rank; None before it has one.
+        look: called every 50 ms in a thread, while operations begin with long timeouts.
     """
 
-    def __init__(self, network: Network, place: Callable[[], Form | None]) -> None:
+    def __init__(self, network: Network, place: Callable[[], Form | None], look: Callable[[], None]) -> None:
         self._network = network
         self._place = place
-        self._meets = False  # all ranks know that this cell may stop in a debugger
+        self._look = look
+        self._missing: Collection[int] | None = None  # ranks outside the debugged cell; None: no such cell runs
         self._meeting: set[int] = set()  # barriers whose ranks meet at the store, by id
         self._lengthened: dict[int, Call] = {}  # operations in progress that began with a long timeout, by id
         self._waits: dict[int, tuple[Call, int, float]] = {}  # messages, starts of their waits and limits, by id
@@ -59,10 +61,10 @@ class LongTimeouts:
         """A sentence about the operation that has reached its limit in this cell; "" if none has."""
         return self._late
 
-    def begin_named(self, cell: RunCell) -> None:
-        """Begin for a cell whose code names a debugger."""
+    def begin_cell(self, cell: RunCell) -> None:
+        """Begin for a cell in which a debugger may stop ranks. All its ranks do so."""
         self.begin()
-        self._meets = not cell.missing
+        self._missing = cell.missing
 
     def begin(self) -> None:
         """Let operations begin with long timeouts from now on."""
@@ -79,13 +81,13 @@ class LongTimeouts:
     def end(self) -> None:
         """Let operations begin with their own timeouts again."""
         self._is_on.clear()
-        self._meets = False
+        self._missing = None
         self._network.recorder.lengthen = None
         self._network.recorder.hold_boards(False)
         self._waits.clear()
 
     def unheld(self) -> list[str]:
-        """Describe the operations in progress whose timeout is not held. Called in the agent's thread."""
+        """Describe the operations in progress whose timeout is not held. Callable from any thread."""
         found = []
         waiting = list(self._network.recorder.waiting.values())
         for call in self._network.recorder.operations():
@@ -103,7 +105,7 @@ class LongTimeouts:
     # ---- `recorder.Lengthen`
 
     def arguments(self, call: Call, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        if call.kernel.spec.name == _MONITORED and self._meets and (place := self._place()) is not None:
+        if self._meets(call) and (place := self._place()) is not None:
             self._meet(call, place)
         if call.kernel.spec.kind == "collective" and _is_on_gloo(call):
             longer = call.kernel.with_limit(arguments, _LONG_MS)
@@ -134,6 +136,7 @@ class LongTimeouts:
                 _keep(self._waits, recorder.live)
                 if self._is_on.is_set() and (late := next(self._reached(), None)) is not None:
                     self._end(*late)
+                self._look()
             except RuntimeError:  # a group was destroyed in the meantime
                 pass
 
@@ -149,6 +152,11 @@ class LongTimeouts:
             if limit is not None and not CLOCK.left_s(limit + later_s, call.since_ns):
                 yield call, limit
 
+    def _meets(self, call: Call) -> bool:
+        """Return whether the ranks of a call meet at the store. All ranks of its group return the same."""
+        is_debugged = self._missing is not None and not set(call.group.ranks).intersection(self._missing)
+        return is_debugged and call.kernel.spec.name == _MONITORED
+
     def _meet(self, call: Call, place: Form) -> None:
         """Let the ranks of a `monitored_barrier` meet at the store, before gloo lets them meet.
 
@@ -158,14 +166,16 @@ class LongTimeouts:
         Raises:
             RuntimeError: ranks are missing at the limit.
         """
+        group = call.group.reference()
+        is_first = group is None or group.rank() == 0  # not None: the arguments of the call hold it
         first, *others = call.group.ranks
         prefix = f"{_MONITORED}/{place.epoch}/{call.group.name}/{call.number}"
         store = PrefixStore(prefix, distributed_c10d._get_default_store())
-        limit_s = self._limit_s(call, is_first=place.rank == first) or 0.0
-        awaited, missing = {first: "all"} if place.rank != first else {rank: str(rank) for rank in others}, []
+        limit_s = self._limit_s(call, is_first=is_first) or 0.0
+        awaited, missing = {rank: str(rank) for rank in others} if is_first else {first: "all"}, []
         self._meeting.add(id(call))
         try:
-            store.set(str(place.rank), "")
+            store.set(str(first if group is None else call.group.ranks[group.rank()]), "")
             for rank, key in awaited.items():
                 left_s = max(_LEAST_S, CLOCK.left_s(limit_s, call.since_ns))
                 try:
@@ -173,9 +183,9 @@ class LongTimeouts:
                 except DistStoreError:
                     missing.append(rank)
             if missing:  # the other ranks only know that the first one, or a rank that it waits for, is missing
-                for_ranks = f" for {list_ranks(missing)}" if place.rank == first else ""
+                for_ranks = f" for {list_ranks(missing)}" if is_first else ""
                 raise RuntimeError(self._sentence(call, limit_s, for_ranks))
-            if place.rank == first:
+            if is_first:
                 store.set("all", "")
         finally:
             self._meeting.discard(id(call))
@@ -210,7 +220,9 @@ class LongTimeouts:
         All ranks except the first one of the group wait so in `monitored_barrier`, unless they have met before.
         """
         group = call.group.reference()
-        return not self._meets and call.kernel.spec.name == _MONITORED and group is not None and group.rank() != 0
+        return (
+            call.kernel.spec.name == _MONITORED and not self._meets(call) and group is not None and group.rank() != 0
+        )
 
     def _limit_s(self, call: Call, *, is_first: bool = True) -> float | None:
         if is_first and (own := call.kernel.limit_of(call.rest or call.arguments[call.kernel.at_rest :])) is not None:

@@ -54,6 +54,9 @@ class CellHooks(Protocol):
     cell_prompts: list[Callable[..., Any]]
     cell_is_stopped: list[Callable[..., Any]]
 
+    def may_stop(self, code: str) -> bool:
+        """Return whether a debugger may stop ranks in a cell."""
+
 
 class Cells:
     """Runs cells on ranks.
@@ -171,6 +174,7 @@ class Cells:
                     folds=folds,
                     missing=sorted({*self._cluster.ranks} - {*ranks}),
                     groups_made=self._groups_made,
+                    may_stop=self._hooks.may_stop(code),
                 )
                 beside = beside if screen is not None else None
                 watch = self.watch(run, interrupts, screen, beside, waiter, timeout_s)

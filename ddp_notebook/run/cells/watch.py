@@ -413,6 +413,10 @@ class Watch:
         """End the cell if it is time, and report causes of a hang, dying ranks and notices."""
         if self._interrupts.count > self._handled:
             self._on_press(now)
+        if self._screen is not None and now > self._notices_at:
+            for notice in self._controls.notices():
+                self._screen.note(notice)
+            self._notices_at = now + _NOTICES_S
         if self._prompts is not None and self._prompts.is_open:  # ranks wait for the user
             return
         if now > self._stop_at:
@@ -436,10 +440,6 @@ class Watch:
             self._look_for_halts(now)
         if now > self._card_at:
             self._card_at = time.monotonic() + self._on_no_progress()
-        if self._screen is not None and now > self._notices_at:
-            for notice in self._controls.notices():
-                self._screen.note(notice)
-            self._notices_at = now + _NOTICES_S
 
     def _take(self, item: OutputItem) -> None:
         if item.ask is not None and item.ask.stopped_at:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.session_hooks import SessionFeature
 from ddp_notebook.run.session_parts import SessionParts
 
+_NAMED = re.compile(r"breakpoint|set_trace|%debug")
+_DEFINES = re.compile(r"\b(def|lambda)\b")
+
 
 class Debugging(SessionFeature):
     """Opens prompts for the ranks of a session. It is the `prompts.Ranks` of these prompts."""
@@ -28,6 +32,12 @@ class Debugging(SessionFeature):
         super().__init__(parts)
         self._prompts: dict[int, Prompts] = {}  # prompts by number of the cell; cells and jobs run in turn
         self._front_end: FrontEnd | None = None  # None: the kernel has no debugger
+        self._may_stop = False  # ranks have stopped, or a cell has defined functions that may stop them
+
+    def may_stop(self, code: str) -> bool:
+        is_named = _NAMED.search(code) is not None
+        self._may_stop |= is_named and _DEFINES.search(code) is not None
+        return is_named or self._may_stop or (self._front_end is not None and self._front_end.is_on)
 
     def cell_prompts(self, run: CellRun, screen: Screen | None, quit: Callable[[], None], may_ask: bool) -> Prompts:
         say = (lambda _: None) if screen is None else screen.note
@@ -70,6 +80,7 @@ class Debugging(SessionFeature):
     def cell_is_stopped(self, run: CellRun) -> bool:
         if self._front_end is None:
             return False
+        self._front_end.update()
         stopped = self._front_end.stopped_ranks()
         return bool(stopped) and not stopped.isdisjoint(run.pending)
 
@@ -109,6 +120,7 @@ class Debugging(SessionFeature):
         Args:
             cell: number of the cell in which a debugger has stopped.
         """
+        self._may_stop = True
         for rank in self.parts.cluster.alive:
             self.parts.cluster.send(rank, HoldTimeouts(on=on, cell=cell))
 

@@ -115,6 +115,7 @@ class FrontEnd:
         self._selected = 0  # the thread that the front end shows; 0: none
         self._leaving: asyncio.TimerHandle | None = None  # lets stopped ranks run on, after `disconnect`
         self._errors: dict[int, str] = {}  # why debugpy does not follow a rank
+        self._files: dict[str, tuple[int, int]] = {}  # rank and frame that show a file
         debugger.intercept(self._handle)
         if debugger.is_on:
             self._call_soon(debugger.skip_this_package)
@@ -127,8 +128,9 @@ class FrontEnd:
         self._call_soon(self._forget_stops)
 
     def update(self) -> None:
-        """Show the ranks that have died no longer as stopped."""
-        self._call_soon(self._show_stops)
+        """Show the ranks that have died no longer as stopped. Called often."""
+        if not all(self._is_alive(stop) for stop in list(self._stopped.values())):
+            self._call_soon(self._show_stops)
 
     def _call_soon(self, function: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the kernel ends
@@ -253,6 +255,7 @@ class FrontEnd:
             "pause": self._on_pause,
             "setBreakpoints": self._on_breakpoints,
             "setExceptionBreakpoints": self._on_exceptions,
+            "source": self._on_source,
         }.get(command)
         if handle is not None:
             reply: Reply = await handle(request, arguments)
@@ -316,6 +319,7 @@ class FrontEnd:
             if paths[at].startswith(PACKAGE) or _INTERNAL.search(paths[at]):
                 continue
             path, line = self._sources.outer(paths[at], frame["line"])
+            self._files[path] = rank, frame["id"]
             source = frame.get("source") or {}
             if path != paths[at]:
                 source = {**source, "path": path, "sourceReference": 0}
@@ -335,6 +339,20 @@ class FrontEnd:
             return _response(request, success=False, message=reply.get("message", ""), body={})
         data, metadata = ast.literal_eval(reply["body"]["result"])
         return _response(request, body={"data": data, "metadata": metadata})
+
+    async def _on_source(self, request: Reply, arguments: Reply) -> Reply:
+        """Return the text of a file. A rank reads a file that does not exist on the notebook's machine."""
+        reply = await self._debugger.ask(request)
+        path = (arguments.get("source") or {}).get("path", "")
+        if reply.get("success") or path not in self._files:
+            return reply
+        rank, frame = self._files[path]
+        code = f"''.join(__import__('linecache').getlines({path!r}))"
+        asked = {"expression": code, "frameId": frame, "context": "clipboard"}
+        answer = await self.adapters.ask(rank, "evaluate", asked)
+        if not answer["success"]:
+            return reply
+        return _response(request, body={"content": ast.literal_eval(answer["body"]["result"])})
 
     async def _copy_to_globals(self, request: Reply, arguments: Reply, rank: int, frame: int) -> Reply:
         names = [str(arguments.get(key)) for key in ("srcVariableName", "dstVariableName")]
@@ -428,7 +446,9 @@ class FrontEnd:
             reply = _response(request, body={"breakpoints": found})
         self._debugger.breakpoints[path] = asked
         ranks = [rank for rank in self._attached if self._follows(rank)]
-        await asyncio.gather(*(self._set_on(rank, path, asked) for rank in ranks))
+        answers = await asyncio.gather(*(self._set_on(rank, path, asked) for rank in ranks))
+        if cell is None:  # the file may exist on other hosts only
+            _add_verified(reply, answers)
         return reply
 
     async def _set_on(self, rank: int, path: str, breakpoints: Sequence[Reply]) -> Reply:
@@ -522,6 +542,16 @@ class FrontEnd:
     def _send(self, name: str, body: Reply) -> None:
         if self.is_on:
             self._debugger.send_event({"type": "event", "seq": 0, "event": name, "body": body})
+
+
+def _add_verified(reply: Reply, answers: Sequence[Reply]) -> None:
+    """Show the breakpoints of a file as set if a rank has set them."""
+    shown = (reply.get("body") or {}).get("breakpoints", [])
+    for answer in answers:
+        for one, on_rank in zip(shown, (answer.get("body") or {}).get("breakpoints", ()), strict=False):
+            if on_rank.get("verified") and not one.get("verified"):
+                one.pop("message", None)
+                one |= {"verified": True, "line": on_rank["line"]}
 
 
 def _response(request: Reply, *, success: bool = True, **more: Any) -> Reply:

@@ -15,7 +15,6 @@ _LOOK_S = 0.5  # interval of checks for whether the rank is alive
 _MOST_S = 2.0  # time for a response: the kernel handles no other request of the front end in the meantime
 _CODE_S = 60.0  # the same for requests that run code of the user, such as `__repr__`
 _RUN_CODE = ("evaluate", "setVariable", "setExpression", "variables")
-NO_ANSWER: dict[str, Any] = {"type": "response", "success": False, "message": "the rank does not answer", "body": {}}
 
 
 class RankAdapters:
@@ -66,11 +65,14 @@ class RankAdapters:
         request = {"type": "request", "seq": number, "command": command, "arguments": arguments or {}}
         self._open[rank, number] = future = self._loop.create_future()
         self._cluster.send(rank, AdapterRequest(data=json.dumps(request).encode(), cell_file=cell_file))
-        until = self._loop.time() + (_CODE_S if command in _RUN_CODE else most_s)
+        limit_s = _CODE_S if command in _RUN_CODE else most_s
+        until = self._loop.time() + limit_s
         try:
             while not await self._is_done(future):
-                if rank not in self._cluster.alive or self._loop.time() > until:
-                    return {**NO_ANSWER, "command": command}
+                if rank not in self._cluster.alive:
+                    return _no_answer(command, f"rank {rank} has ended")
+                if self._loop.time() > until:
+                    return _no_answer(command, f"rank {rank} did not answer within {limit_s:g} s")
             return future.result()
         finally:
             del self._open[rank, number]
@@ -99,3 +101,7 @@ class RankAdapters:
             self._on_event(rank, message)
         elif (future := self._open.get((rank, message.get("request_seq", 0)))) is not None and not future.done():
             future.set_result(message)
+
+
+def _no_answer(command: str, why: str) -> dict[str, Any]:
+    return {"type": "response", "command": command, "success": False, "message": why, "body": {}}
