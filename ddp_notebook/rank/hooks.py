@@ -111,7 +111,7 @@ class Feature:
         """Prepare for a cell. Called before its code runs."""
 
     def debugged_cell_begins(self, cell: RunCell) -> None:
-        """Prepare for a cell in which a debugger may stop ranks. Called after `cell_begins`, on all ranks of the cell."""
+        """Prepare for a cell in which a debugger may stop ranks. Called on all its ranks, after `cell_begins`."""
 
     def cell_code(self, code: str) -> str:
         """Return the code to run in place of a cell's code."""

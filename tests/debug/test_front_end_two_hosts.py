@@ -32,8 +32,7 @@ z = step(3)
 open(f'{marks}/{{rank}}', 'w').close()"""
 # Mounts the remote host's folder over that of the notebook, for this Python and its children.
 _OTHER_FILES = (
-    "[ -n \"$BOUND\" ] || { export BOUND=1; exec unshare -m sh -c 'mount --bind %s %s && exec \"$0\" \"$@\"' \"$0\" "
-    '"$@"; }'
+    '[ -n "$BOUND" ] || { export BOUND=1; exec unshare -m sh -c \'mount --bind %s %s && exec "$0" "$@"\' "$0" "$@"; }'
 )
 
 

@@ -92,4 +92,4 @@ def test_a_job_that_is_cancelled_ends_the_cell_with_a_sentence(slurm, capsys):
             SessionBrokenError, match=f"Slurm job {job} was cancelled, by scancel or by an administrator"
         ):
             later.result(timeout=10)
-        assert "the session with them; %ddp_restart starts new ranks" in repr(session.status())
+        assert "and the session are lost; %ddp_restart starts new ranks" in repr(session.status())

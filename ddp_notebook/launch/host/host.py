@@ -293,7 +293,7 @@ class Host:
             if self.transport.is_here:
                 return "the host server ended, and all ranks with it; %ddp_restart starts new ranks"
             how = f"{self.name} was lost: {self.how_it_ended}"
-            return f"{how}; its ranks have ended, and the session with them; %ddp_restart starts new ranks"
+            return f"{how}; its ranks, their variables and the session are lost; %ddp_restart starts new ranks"
         if self.is_unreachable:
             return self.unheard
         if not self.is_stopped and self._pulse.unanswered_s > timeout_s:

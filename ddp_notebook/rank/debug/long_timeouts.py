@@ -220,9 +220,7 @@ class LongTimeouts:
         All ranks except the first one of the group wait so in `monitored_barrier`, unless they have met before.
         """
         group = call.group.reference()
-        return (
-            call.kernel.spec.name == _MONITORED and not self._meets(call) and group is not None and group.rank() != 0
-        )
+        return call.kernel.spec.name == _MONITORED and not self._meets(call) and group is not None and group.rank() != 0
 
     def _limit_s(self, call: Call, *, is_first: bool = True) -> float | None:
         if is_first and (own := call.kernel.limit_of(call.rest or call.arguments[call.kernel.at_rest :])) is not None:
