@@ -248,7 +248,7 @@ def test_a_rank_that_does_not_answer_holds_up_no_other_request(debugger):
     assert run_to_end(debugger, cell, [first, second]).stdout == "[0] 1\n[1] 2\n"
 
 
-def test_a_second_session_is_refused_and_breakpoints_stop_the_first(debugger):
+def test_a_second_session_is_refused(debugger):
     reply = debugger.finish(debugger.kernel.start("import ddp_notebook\nddp_notebook.start(2)"))
     assert reply.ename == "SessionExistsError"
     code = f"{ALL}z = rank\nz + 1"
