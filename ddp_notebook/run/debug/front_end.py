@@ -128,7 +128,7 @@ class FrontEnd:
         self._call_soon(self._forget_stops)
 
     def update(self) -> None:
-        """Show the ranks that have died no longer as stopped. Called often."""
+        """Show the ranks that have died no longer as stopped."""
         if not all(self._is_alive(stop) for stop in list(self._stopped.values())):
             self._call_soon(self._show_stops)
 
@@ -470,17 +470,22 @@ class FrontEnd:
         resumed = self._threads_of(rank) if command == "continue" else [thread]
         self._selected = thread
         self._resumed.update(resumed)
-        for thread in resumed:
-            self._stopped.pop(thread, None)
+        for one in resumed:
+            self._stopped.pop(one, None)
         self._ids.forget(rank)
         reply = await self.adapters.ask(rank, command, arguments)
         self._on_change()
-        if command == "continue":
-            self._selected = 0
-            self._debugger.loop.call_later(_NEXT_S, self._show_stops)
-        else:
+        reply = {**reply, "seq": request["seq"], "request_seq": request["seq"]}
+        if command != "continue":
             self._debugger.loop.call_later(_STEP_S, self._leave, thread)
-        return {**reply, "seq": request["seq"], "request_seq": request["seq"]}
+            return reply
+        self._selected = 0
+        self._debugger.loop.call_later(_NEXT_S, self._show_stops)
+        for other in resumed:
+            if other != thread:
+                self._send("continued", {"threadId": other, "allThreadsContinued": False})
+        # debugpy means the threads of this rank; VS Code would show all ranks as running
+        return {**reply, "body": {**(reply.get("body") or {}), "allThreadsContinued": False}}
 
     def _leave(self, thread: int) -> None:
         """Show another thread if this one has not stopped after a step. The cell may have ended."""
@@ -505,12 +510,14 @@ class FrontEnd:
             self._on_running(thread)
 
     def _on_running(self, thread: int) -> None:
-        """Handle a thread that runs on because its cell was stopped, or has ended."""
-        self._stopped.pop(thread, None)
+        """Handle a thread that runs on because its cell was stopped, or that has ended."""
+        stop = self._stopped.pop(thread, None)
         if (found := self._ids.find(thread)) is not None:
             self._ids.forget(found[0])
         self._on_change()
         self._send("continued", {"threadId": thread, "allThreadsContinued": False})
+        if stop is not None and not self._is_alive(stop):
+            self._send("thread", {"threadId": thread, "reason": "exited"})  # VS Code removes it from its list
         if self._selected == thread:
             self._selected = 0
             self._debugger.loop.call_later(_NEXT_S, self._show_stops)
