@@ -43,6 +43,7 @@ _GATHER_S = 0.05  # time for other ranks to stop too
 _NEXT_S = 0.1  # from the reply to `continue` until the next stopped rank is shown
 _INTERRUPT_S = 0.5  # time after `disconnect` for the stop button, before stopped ranks run on
 _STEP_S = 1.0  # time of a step after which another stopped rank is shown
+_OWN_THREADS = ("ddp-", "ddp_notebook")  # names of this package's threads in the notebook
 _RESUMES = ("continue", "next", "stepIn", "stepOut")
 _IDS = {"threadId": "thread", "frameId": "frame", "variablesReference": "variables"}
 # Packages that run cells. Their frames are between those of a cell, for example those of `%%time`.
@@ -291,7 +292,8 @@ class FrontEnd:
         if command == "stackTrace":
             first, most = arguments.pop("startFrame", 0) or 0, arguments.pop("levels", 0)
             reply = await self.adapters.ask(rank, command, arguments)
-            frames = self._frames(rank, (reply.get("body") or {}).get("stackFrames", []))
+            is_stopped = self._ids.add("thread", rank, arguments["threadId"]) in self._stopped
+            frames = self._frames(rank, (reply.get("body") or {}).get("stackFrames", [])) if is_stopped else []
             body: Reply = {"stackFrames": frames[first : first + most if most else None], "totalFrames": len(frames)}
         else:
             reply = await self.adapters.ask(rank, command, arguments)
@@ -374,6 +376,8 @@ class FrontEnd:
         return reply
 
     async def _on_disconnect(self, request: Reply, _: Reply) -> Reply:
+        if not self.is_on:  # VS Code sends it twice, and ipykernel would raise an error
+            return _response(request)
         self._detach()
         return await self._debugger.ask(request)
 
@@ -387,15 +391,18 @@ class FrontEnd:
         reply = await self._debugger.ask(request)
         if not reply.get("success"):
             return reply
-        ranks = [rank for rank in self._attached if self._follows(rank)]
+        ranks = [rank for rank in sorted(self._attached) if self._follows(rank)]
         answers = await asyncio.gather(*(self.adapters.ask(rank, "threads") for rank in ranks))
+        threads = []
         for rank, found in zip(ranks, answers, strict=True):
             for one in (found.get("body") or {}).get("threads", ()):
                 thread = self._ids.add("thread", rank, one["id"])
                 if one["name"] == "MainThread":
-                    reply["body"]["threads"].append({"id": thread, "name": f"rank {rank}"})
+                    threads.append({"id": thread, "name": f"rank {rank}"})
                 elif thread in self._stopped:
-                    reply["body"]["threads"].append({"id": thread, "name": f"rank {rank}, {one['name']}"})
+                    threads.append({"id": thread, "name": f"rank {rank}, {one['name']}"})
+        threads += [one for one in reply["body"]["threads"] if not one["name"].startswith(_OWN_THREADS)]
+        reply["body"]["threads"] = threads
         return reply
 
     async def _on_inspect(self, request: Reply, _: Reply) -> Reply:

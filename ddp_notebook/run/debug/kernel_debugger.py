@@ -59,8 +59,13 @@ class KernelDebugger:
         self._kernel.do_debug_request = self._original
 
     async def ask(self, request: Reply) -> Reply:
-        """Let the kernel handle a request."""
-        return await self._original(request)
+        """Let the kernel handle a request. Its errors become responses; ipykernel itself would not respond."""
+        try:
+            return await self._original(request)
+        except Exception as error:
+            _log.debug("ipykernel failed to handle a request", exc_info=True)
+            answered = {"seq": request["seq"], "request_seq": request["seq"], "command": request["command"]}
+            return {"type": "response", **answered, "success": False, "message": repr(error), "body": {}}
 
     @property
     def is_on(self) -> bool:
