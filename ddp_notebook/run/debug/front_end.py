@@ -401,8 +401,10 @@ class FrontEnd:
                     threads.append({"id": thread, "name": f"rank {rank}"})
                 elif thread in self._stopped:
                     threads.append({"id": thread, "name": f"rank {rank}, {one['name']}"})
-        threads += [one for one in reply["body"]["threads"] if not one["name"].startswith(_OWN_THREADS)]
-        reply["body"]["threads"] = threads
+        # VS Code's Pause stops the first thread of the list: that of the notebook, which stands for all ranks
+        main, *others = reply["body"]["threads"]
+        shown = [one for one in others if not one["name"].startswith(_OWN_THREADS)]
+        reply["body"]["threads"] = [main, *threads, *shown]
         return reply
 
     async def _on_inspect(self, request: Reply, _: Reply) -> Reply:
@@ -551,7 +553,7 @@ class FrontEnd:
             if thread != self._selected:
                 self._send("stopped", {**self._stopped[thread].body, "preserveFocusHint": True})
         if (new or is_new_selection) and self._selected in self._stopped:
-            self._send("stopped", self._stopped[self._selected].body)
+            self._send("stopped", {**self._stopped[self._selected].body, "preserveFocusHint": False})
 
     def _send(self, name: str, body: Reply) -> None:
         if self.is_on:
