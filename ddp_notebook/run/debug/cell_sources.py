@@ -32,14 +32,14 @@ class CellSource(NamedTuple):
     lines: list[int]
 
     def line_on_ranks(self, line: int) -> int:
-        """Return the line of a breakpoint on ranks, or 0 for a line of the magic.
+        """Return the line of a breakpoint on ranks, or 0 for a line of the magic above unknown code.
 
-        A line without code is replaced by the line with code above it, as pydevd does.
+        A line without code is replaced by the line with code above it, as pydevd does. A line of the magic is replaced
+        by the first line with code. VS Code's "Run by Line" sets its breakpoint there.
         """
         line -= self.above
         if self.lines and line not in self.lines:
-            at = bisect.bisect(self.lines, line)
-            return self.lines[at - 1] if at else 0
+            return self.lines[max(bisect.bisect(self.lines, line) - 1, 0)]
         return max(line, 0)
 
 

@@ -45,6 +45,7 @@ _INTERRUPT_S = 0.5  # time after `disconnect` for the stop button, before stoppe
 _STEP_S = 1.0  # time of a step after which another stopped rank is shown
 _OWN_THREADS = ("ddp-", "ddp_notebook")  # names of this package's threads in the notebook
 _RESUMES = ("continue", "next", "stepIn", "stepOut")
+_BY_LINE = 0  # `KernelDebugMode.RunByLine` of vscode-jupyter, `src/notebooks/debugger/debuggingTypes.ts`
 _IDS = {"threadId": "thread", "frameId": "frame", "variablesReference": "variables"}
 # Packages that run cells. Their frames are between those of a cell, for example those of `%%time`.
 _INTERNAL = re.compile(
@@ -114,6 +115,7 @@ class FrontEnd:
         self._unshown: list[int] = []  # stopped threads whose events were not sent yet
         self._resumed: set[int] = set()  # threads that run on by a request of the front end
         self._selected = 0  # the thread that the front end shows; 0: none
+        self._is_by_line = False  # VS Code's "Run by Line": all ranks make each step
         self._leaving: asyncio.TimerHandle | None = None  # lets stopped ranks run on, after `disconnect`
         self._errors: dict[int, str] = {}  # why debugpy does not follow a rank
         self._files: dict[str, tuple[int, int]] = {}  # rank and frame that show a file
@@ -365,7 +367,8 @@ class FrontEnd:
 
     # ---- the debugger as a whole
 
-    async def _on_attach(self, request: Reply, _: Reply) -> Reply:
+    async def _on_attach(self, request: Reply, arguments: Reply) -> Reply:
+        self._is_by_line = arguments.get("__mode") == _BY_LINE
         if self._leaving is not None:
             self._leaving.cancel()
             self._leave_ranks(self.stopped_ranks())
@@ -486,6 +489,8 @@ class FrontEnd:
         self._on_change()
         reply = {**reply, "seq": request["seq"], "request_seq": request["seq"]}
         if command != "continue":
+            if self._is_by_line:
+                await self._step_all(command)
             self._debugger.loop.call_later(_STEP_S, self._leave, thread)
             return reply
         self._selected = 0
@@ -495,6 +500,18 @@ class FrontEnd:
                 self._send("continued", {"threadId": other, "allThreadsContinued": False})
         # debugpy means the threads of this rank; VS Code would show all ranks as running
         return {**reply, "body": {**(reply.get("body") or {}), "allThreadsContinued": False}}
+
+    async def _step_all(self, command: str) -> None:
+        """Let all stopped ranks make a step."""
+        asked = []
+        for thread, stop in list(self._stopped.items()):
+            found = self._ids.find(thread)
+            if found is not None and self._is_alive(stop):
+                del self._stopped[thread]
+                self._resumed.add(thread)
+                self._ids.forget(stop.rank)
+                asked.append(self.adapters.ask(stop.rank, command, {"threadId": found[1]}))
+        await asyncio.gather(*asked)
 
     def _leave(self, thread: int) -> None:
         """Show another thread if this one has not stopped after a step. The cell may have ended."""
@@ -550,7 +567,7 @@ class FrontEnd:
         if is_new_selection := bool(self._stopped and not self._selected):
             self._selected = min(self._stopped, key=lambda thread: self._ids.find(thread) or (0, 0))
         for thread in new:
-            if thread != self._selected:
+            if thread != self._selected and not self._is_by_line:  # VS Code's "Run by Line" shows one thread
                 self._send("stopped", {**self._stopped[thread].body, "preserveFocusHint": True})
         if (new or is_new_selection) and self._selected in self._stopped:
             self._send("stopped", {**self._stopped[self._selected].body, "preserveFocusHint": False})
