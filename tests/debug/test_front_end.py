@@ -42,6 +42,8 @@ def test_ranks_stop_and_are_stepped_apart(debugger):
     first, second = stopped(debugger)
     assert debugger.frames(first) == [("[0] f", 3), ("[0] <module>", 6)]
     assert debugger.frames(second) == [("[1] f", 3), ("[1] <module>", 6)]
+    names = [one["name"] for one in debugger.ask("threads")["body"]["threads"]]
+    assert names[:3] == ["MainThread", "rank 0", "rank 1"] and not [one for one in names if one.startswith("ddp")]
     part = debugger.ask("stackTrace", threadId=second, startFrame=1, levels=1)["body"]  # VS Code asks like this
     assert [one["name"] for one in part["stackFrames"]] == ["[1] <module>"] and part["totalFrames"] == 2
     assert debugger.variables(second) == {"a": "3"}
@@ -61,7 +63,8 @@ def test_continue_selects_the_next_stopped_rank(debugger):
     debugger.set_breakpoints(code, 3)
     cell = debugger.kernel.start(code)
     second = stopped(debugger)[1]
-    debugger.ask("continue", threadId=1)  # JupyterLab has forgotten the thread
+    body = debugger.ask("continue", threadId=1)["body"]  # JupyterLab has forgotten the thread
+    assert body["allThreadsContinued"] is False, "VS Code would show all ranks as running"
     assert debugger.wait_for("stopped")[0]["threadId"] == second
     assert debugger.ask("debugInfo")["body"]["stoppedThreads"] == [second]
     assert not [one for one in debugger.events if one["event"] == "continued"]
@@ -86,8 +89,8 @@ def test_a_stop_runs_no_line_and_the_next_breakpoint_is_hit(debugger, tmp_path):
     assert debugger.finish(debugger.kernel.start(SUM)).stdout == "[0-1] 2.0\n"
 
 
-def test_a_stop_in_vscode_runs_no_further_line(debugger, tmp_path):
-    """VS Code switches the debugger off first, see `KernelDebugAdapterBase.kernelEventHook` of vscode-jupyter."""
+def test_a_stop_after_disconnect_runs_no_further_line(debugger, tmp_path):
+    """VS Code's Jupyter extension before version 2022.11 switched the debugger off first."""
     code = f"{ALL}before = rank\nopen({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
     debugger.set_breakpoints(code, 3)
     cell = debugger.kernel.start(code)
@@ -255,6 +258,42 @@ def test_a_second_session_is_refused(debugger):
     debugger.set_breakpoints(code, 3)
     cell = debugger.kernel.start(code)
     assert run_to_end(debugger, cell, stopped(debugger)).stdout == "[0] 1\n[1] 2\n"
+
+
+def test_a_rank_that_dies_while_others_are_stopped_leaves_the_list_at_once(debugger):
+    def run(code):
+        return debugger.finish(debugger.kernel.start(code))
+
+    code = f"{ALL}z = rank\nz + 1"
+    debugger.set_breakpoints(code, 3)
+    cell = debugger.kernel.start(code)
+    first, second = stopped(debugger)
+    os.kill(int(debugger.evaluate(second, "__import__('os').getpid()")), signal.SIGKILL)
+    assert debugger.wait_for("continued")[0]["threadId"] == second
+    assert debugger.wait_for("thread")[0] == {"threadId": second, "reason": "exited"}
+    assert debugger.ask("debugInfo")["body"]["stoppedThreads"] == [first]
+    assert run_to_end(debugger, cell, [first]).ename == "RankDiedError"
+    assert run("%ddp_heal").status == "ok"
+    cell = debugger.kernel.start(code)
+    assert run_to_end(debugger, cell, stopped(debugger)).stdout == "[0] 1\n[1] 2\n"
+    debugger.set_breakpoints(code)
+
+
+def test_a_breakpoint_at_the_magic_stops_at_the_first_line_with_code(debugger):
+    code = f"{ALL}# a comment\nz = rank\nz + 1"
+    assert debugger.set_breakpoints(code, 1)[0]["line"] == 3
+    cell = debugger.kernel.start(code)
+    threads = stopped(debugger)
+    assert debugger.frames(threads[0]) == [("[0] <module>", 3)]
+    assert run_to_end(debugger, cell, threads).stdout == "[0] 1\n[1] 2\n"
+    debugger.set_breakpoints(code)
+
+
+def test_a_second_disconnect_is_answered(debugger):
+    debugger.stop()
+    assert debugger.ask("disconnect", restart=False)["success"]
+    debugger.start()
+    assert debugger.finish(debugger.kernel.start(SUM)).stderr == ""
 
 
 def test_switched_off_it_stops_no_rank(debugger):

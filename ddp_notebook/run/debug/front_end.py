@@ -7,7 +7,7 @@ Forms of messages:
 - JupyterLab and Notebook 7: `DebuggerService` and `DebuggerSession` in `@jupyterlab/debugger`. They show one stopped
   thread: that of the last `stopped` event. Before `continue` they forget it, and send thread 1.
 - VS Code: `KernelDebugAdapterBase` of vscode-jupyter. It shows all threads, and asks for their names by `threads`. It
-  sends `disconnect` when the cell has ended, and before the stop button interrupts the kernel.
+  sends `disconnect` when the cell has ended. See `tests/debug/vscode_messages.json`.
 
 Source: https://jupyter-client.readthedocs.io/en/stable/messaging.html#debug-request,
 https://github.com/microsoft/vscode-jupyter/blob/main/src/notebooks/debugger/kernelDebugAdapterBase.ts,
