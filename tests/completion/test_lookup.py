@@ -208,6 +208,26 @@ def test_attributes_of_values(hostile):
     assert names("attributes", "nowhere", {}) is None
 
 
+def test_attributes_that_a_class_declares():
+    """Python 3.14 evaluates annotations when they are read, which would run code of the user."""
+
+    def note():
+        calls.append("annotation")
+        return int
+
+    class Declared:
+        rate: float
+        head: nn.Linear
+        sizes: list[int]
+        later: "nn.Module"
+        noted: note()  # type: ignore[valid-type]
+
+    calls.clear()
+    found = names("attributes", "it", {"it": Declared()})
+    declared = [found[name] for name in ("rate", "head", "sizes", "later")]
+    assert declared == ["float", "Linear", "", "Module"] and "noted" in found and not calls
+
+
 def test_keys_of_values():
     namespace = {
         "config": {"lr": 0.1, 3: None, 2.5: "no literal"},

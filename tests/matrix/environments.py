@@ -61,4 +61,6 @@ ENVIRONMENTS = (
         deprecates=True,
     ),
     Environment(name="newest", python="3.13", torch="2.15.0"),
+    Environment(name="newest-3.12", python="3.12", torch="2.15.0"),
+    Environment(name="newest-3.14", python="3.14", torch="2.15.0"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dis
 import keyword
 import pkgutil
 import sys
@@ -94,9 +95,30 @@ def _annotated(kind: type) -> dict[str, str]:
     """Return the attributes that a class declares by annotations, as modules of torch do for those of `__init__`."""
     found: dict[str, str] = {}
     for base in reversed(mro(kind)):
-        for name, type_ in items(own_attributes(base).get("__annotations__")).items():
+        stored = own_attributes(base)
+        for name, type_ in items(stored.get("__annotations__")).items():
             text = type_name(type_) if inherits(type(type_), type) else type_ if type(type_) is str else ""
             found[name] = text.rpartition(".")[2]
+        function = stored.get("__annotate_func__")  # Python 3.14 and later
+        if type(function) is types.FunctionType:
+            found |= _annotated_in(function.__code__)
+    return found
+
+
+def _annotated_in(code: types.CodeType) -> dict[str, str]:
+    """Return the names in a function that evaluates annotations, each with its type, without calling the function.
+
+    The last instruction before `COPY` has the type if it is a name. It is "" for expressions such as `list[int]`.
+
+    Source: "__annotate__" in https://docs.python.org/3.14/library/annotationlib.html; the instructions are those of
+    `codegen_process_deferred_annotations` in CPython's `codegen.c`.
+    """
+    found: dict[str, str] = {}
+    last = list(dis.get_instructions(code))
+    for loaded, copied, name, stored in zip(last, last[1:], last[2:], last[3:], strict=False):
+        if [one.opname for one in (copied, name, stored)] == ["COPY", "LOAD_CONST", "STORE_SUBSCR"]:
+            is_name = loaded.opname.startswith("LOAD_") and type(loaded.argval) is str
+            found[str(name.argval)] = loaded.argval.rpartition(".")[2] if is_name else ""
     return found
 
 
