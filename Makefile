@@ -47,7 +47,8 @@ NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/librarie
     tests/recording/test_scripts.py tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
 .PHONY: help demo lab test test-fast test-unit checks tests-compiled tests-in-workers tests-of-hosts tests-of-times units-beside lint lint-js types \
-    test-js test-long test-matrix tests-without-ranks tests-of-ranks tests-of-recording tests-of-private-interfaces tests-of-torch-errors cluster-tools bench dist docs slides languages wheelhouse clean
+    test-js test-long test-matrix tests-without-ranks tests-of-ranks tests-of-recording tests-of-private-interfaces tests-of-daily-tools \
+    tests-of-torch-errors cluster-tools bench dist docs slides languages wheelhouse clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal, and write a page with its monitor"
@@ -127,6 +128,11 @@ tests-of-torch-errors:
 
 tests-of-private-interfaces:
 	$(PYTEST) tests/test_private_interfaces.py
+
+# Debuggers, completion and help, variables, where ranks diverged, ranks by name.
+tests-of-daily-tools:
+	$(PYTEST) -m "not long and not alone" tests/debug tests/completion tests/whos tests/divergence tests/test_named_ranks.py \
+	    tests/test_rank_sets.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -178,7 +178,7 @@ def test_without_a_user_an_error_names_the_reason(user):
 class Data:
     def __len__(self): return 4
     def __getitem__(self, i): breakpoint()
-list(DataLoader(Data(), num_workers=1))"""
+list(DataLoader(Data(), num_workers=1, multiprocessing_context='fork'))"""
     reply = user.run(ALL + code)
     assert "in a process that the rank has started: set num_workers=0 in the DataLoader" in reply.evalue
     assert is_whole(user)

@@ -323,7 +323,8 @@ def test_threads_awaits_jobs_and_child_processes(debugger):
     debugger.finish(cell)
     for thread in threads:
         debugger.ask("continue", threadId=thread)
-    code = f"{ALL}print(sorted(int(x) for x in torch.utils.data.DataLoader(Data(), num_workers=1, batch_size=None)))"
+    options = "num_workers=1, batch_size=None, multiprocessing_context='fork'"
+    code = f"{ALL}print(sorted(int(x) for x in torch.utils.data.DataLoader(Data(), {options})))"
     assert debugger.finish(debugger.kernel.start(code), 60).stdout == "[0-1] [1, 2, 3, 4]\n"
     debugger.set_breakpoints(work)
 

@@ -19,7 +19,7 @@ from tests.matrix.environments import ENVIRONMENTS, Environment
 # Each one runs even if another one has failed.
 _TARGETS = (
     *("tests-without-ranks", "tests-of-ranks", "tests-of-recording", "tests-of-private-interfaces"),
-    "tests-of-torch-errors",
+    *("tests-of-daily-tools", "tests-of-torch-errors"),
 )
 _PASSED = "passed"
 _SHOWN = ("torch", "ipykernel", "ipywidgets", "ipython", "ipyparallel")

@@ -114,8 +114,8 @@ def _annotated_in(code: types.CodeType) -> dict[str, str]:
     `codegen_process_deferred_annotations` in CPython's `codegen.c`.
     """
     found: dict[str, str] = {}
-    last = list(dis.get_instructions(code))
-    for loaded, copied, name, stored in zip(last, last[1:], last[2:], last[3:], strict=False):
+    instructions = list(dis.get_instructions(code))
+    for loaded, copied, name, stored in zip(*(instructions[at:] for at in range(4)), strict=False):
         if [one.opname for one in (copied, name, stored)] == ["COPY", "LOAD_CONST", "STORE_SUBSCR"]:
             is_name = loaded.opname.startswith("LOAD_") and type(loaded.argval) is str
             found[str(name.argval)] = loaded.argval.rpartition(".")[2] if is_name else ""

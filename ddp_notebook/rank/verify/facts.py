@@ -140,7 +140,9 @@ def _types(coverage: Coverage, local: Run, hooks: Sequence[Any]) -> set[torch.dt
         found |= {dtype for part, dtype in _HOOK_TYPES.items() if part in _name_of(hook)}
     for module in coverage.fsdp2:
         for group in module._get_fsdp_state()._fsdp_param_groups:
-            found |= {one for one in (group.mp_policy.param_dtype, group.mp_policy.reduce_dtype) if one is not None}
+            policies = [one.mp_policy for one in group.fsdp_params]  # torch 2.15: may differ in a group
+            types = {dtype for one in policies for dtype in (one.param_dtype, one.reduce_dtype)}
+            found |= {dtype for dtype in types if dtype is not None}
     return found
 
 

@@ -89,8 +89,9 @@ def _types_in_forward(coverage: Coverage) -> dict[int, torch.dtype]:
     found: dict[int, torch.dtype] = {}
     for module in coverage.fsdp2:
         for group in module._get_fsdp_state()._fsdp_param_groups:
-            if group.mp_policy.param_dtype is not None:
-                found |= {id(one.sharded_param): group.mp_policy.param_dtype for one in group.fsdp_params}
+            for one in group.fsdp_params:
+                if one.mp_policy.param_dtype is not None:
+                    found[id(one.sharded_param)] = one.mp_policy.param_dtype
     return found
 
 
