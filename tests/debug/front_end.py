@@ -37,7 +37,7 @@ class FrontEndDebugger:
         began = time.perf_counter()
         message = self.send(command, **arguments)
         while True:
-            reply = self.kernel.client.control_channel.get_msg(timeout=60)
+            reply = self.kernel.client.get_control_msg(timeout=60)
             if reply["parent_header"].get("msg_id") == message:
                 self.took_ms.setdefault(command, []).append((time.perf_counter() - began) * 1e3)
                 found: dict[str, Any] = reply["content"]

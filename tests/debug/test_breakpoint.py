@@ -130,13 +130,23 @@ def work():
 thread = threading.Thread(target=work)
 thread.start()
 thread.join()"""
-    message = user.start(code)
-    for line in ("p rank", "(stop)"):
-        while user.prompt() != "(ranks 0-1) ":  # a thread on busy cores stops later
-            user.type("@all")
-        user.type(line)
-    assert user.finish(message).ename == "KeyboardInterrupt"
+    assert user.run(code, ["(1) p rank", "(stop)"]).ename == "KeyboardInterrupt"  # both threads have stopped
     assert user.run(f"{ALL}thread.join(10); thread.is_alive()").stdout == "[0-1] False\n"
+
+
+def test_no_frame_is_kept_after_q(user):
+    code = f"""{ALL}import gc, weakref
+class Large: ...
+def f():
+    global held
+    large = Large()
+    held = weakref.ref(large)
+    breakpoint()
+    large = None
+f()"""
+    user.run(code, ["u", "d", "q"])
+    kept = "gc.collect(); held() is not None, '__pdb_convenience_variables' in globals()"
+    assert user.run(ALL + kept).stdout == "[0-1] (False, False)\n"
 
 
 def test_limits_of_the_cell_are_held(user):

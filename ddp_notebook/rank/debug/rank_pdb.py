@@ -90,7 +90,17 @@ class RankPdb(pdb.Pdb):
         lines = [line for one, line in self.stack if one is frame]
         return lines[-1] if lines else frame.f_lineno
 
-    interaction = INTERACTION  # `isolation` refuses that of `pdb.Pdb`
+    def interaction(self, frame: FrameType | None, tb_or_exc: Any) -> None:
+        """Open the prompt. Afterwards release the frames, also if a command raises an exception, such as `q`."""
+        try:
+            INTERACTION(self, frame, tb_or_exc)  # `isolation` refuses that of `pdb.Pdb`
+        finally:
+            self.forget()
+
+    def forget(self) -> None:
+        for frame, _ in getattr(self, "stack", ()):
+            frame.f_globals.pop("__pdb_convenience_variables", None)  # Python 3.12 and later: `$_frame`
+        super().forget()
 
     def _cmdloop(self) -> None:
         """Read commands. pdb's own method catches KeyboardInterrupt, which ends a cell here."""

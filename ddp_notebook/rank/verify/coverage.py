@@ -163,7 +163,7 @@ class Coverage:
         if self.fsdp1:
             return self.flat.ranks()
         for module in self.fsdp2:
-            for group in module._get_fsdp_state()._fsdp_param_groups:
+            for group in param_groups(module):
                 return sorted(group.mesh_info.mesh.mesh.flatten().tolist())
         return [dist.get_rank()] if self.is_sharded else list(range(dist.get_world_size()))
 
@@ -194,7 +194,7 @@ class Coverage:
                 elif id(one) in reduced:
                     covered.add(id(one))
         for module in self.fsdp2:
-            for state_group in module._get_fsdp_state()._fsdp_param_groups:
+            for state_group in param_groups(module):
                 covered |= {id(one.sharded_param) for one in state_group.fsdp_params}
         for wrapper in (*self.fsdp1, *self.fsdp2):
             unmanaged |= {id(one) for one in torch.nn.Module.parameters(wrapper)}
@@ -232,6 +232,14 @@ class Coverage:
                     "backward: the gradient cannot be compared"
                 )
         return ""
+
+
+def param_groups(module: FSDPModule) -> list[Any]:
+    """Return the groups of parameters that FSDP2 gathers together for a module. torch 2.11 has at most one."""
+    state: Any = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def _parameters_of(value: object) -> Iterable[torch.Tensor]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ddp_notebook.rank.verify import batches, noise
 from ddp_notebook.rank.verify.copies import Copies
-from ddp_notebook.rank.verify.coverage import Coverage
+from ddp_notebook.rank.verify.coverage import Coverage, param_groups
 from ddp_notebook.rank.verify.ranks import Ranks, RefusedError
 from ddp_notebook.rank.verify.runs import Runs, is_compiled
 from ddp_notebook.rank.verify.step import Run, Step
@@ -139,7 +139,7 @@ def _types(coverage: Coverage, local: Run, hooks: Sequence[Any]) -> set[torch.dt
     for hook, _ in hooks:
         found |= {dtype for part, dtype in _HOOK_TYPES.items() if part in _name_of(hook)}
     for module in coverage.fsdp2:
-        for group in module._get_fsdp_state()._fsdp_param_groups:
+        for group in param_groups(module):
             policies = [one.mp_policy for one in group.fsdp_params]  # torch 2.15: may differ in a group
             types = {dtype for one in policies for dtype in (one.param_dtype, one.reduce_dtype)}
             found |= {dtype for dtype in types if dtype is not None}
@@ -147,7 +147,7 @@ def _types(coverage: Coverage, local: Run, hooks: Sequence[Any]) -> set[torch.dt
 
 
 def _divide_factor(coverage: Coverage) -> float | None:
-    groups = [one for module in coverage.fsdp2 for one in module._get_fsdp_state()._fsdp_param_groups]
+    groups = [one for module in coverage.fsdp2 for one in param_groups(module)]
     return next((one.gradient_divide_factor for one in groups if one.gradient_divide_factor), None)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from ddp_notebook.rank.verify.coverage import Coverage
+from ddp_notebook.rank.verify.coverage import Coverage, param_groups
 from ddp_notebook.rank.verify.fsdp1 import set_parameter
 
 _OF_PARALLELISM = ("torch.distributed.tensor", "torch.distributed.fsdp")  # modules with hooks that communicate
@@ -88,7 +88,7 @@ def _types_in_forward(coverage: Coverage) -> dict[int, torch.dtype]:
     """Return the type of FSDP2's mixed precision for each sharded parameter, by its id."""
     found: dict[int, torch.dtype] = {}
     for module in coverage.fsdp2:
-        for group in module._get_fsdp_state()._fsdp_param_groups:
+        for group in param_groups(module):
             for one in group.fsdp_params:
                 if one.mp_policy.param_dtype is not None:
                     found[id(one.sharded_param)] = one.mp_policy.param_dtype
@@ -138,7 +138,7 @@ class SyncFlags:
 
     def __init__(self, coverage: Coverage) -> None:
         self._ddp = [(model, model.require_backward_grad_sync) for model in coverage.ddp]
-        groups = [group for module in coverage.fsdp2 for group in module._get_fsdp_state()._fsdp_param_groups]
+        groups = [group for module in coverage.fsdp2 for group in param_groups(module)]
         self._fsdp = [(group, group.reduce_grads) for group in groups]
         self._fsdp1 = [(wrapper, bool(wrapper._sync_gradients)) for wrapper in coverage.fsdp1]
 
