@@ -163,5 +163,17 @@ def test_each_lesson_has_a_plan_of_50_minutes():
 
 def test_the_guide_has_the_wrong_answers_of_questions():
     page = teaching.guide(COURSE)
-    assert "- `04/world-size`: `8`. 8 is the number of processes of one node." in page
-    assert f"- `04/boxes`: `4`. {4} would be the length of one list that all ranks share." in page
+    assert "- `04/world-size`: **24** is right.\n" in page
+    assert "  - *8*: 8 is the number of processes of one node.\n" in page
+    assert "- `06/all-reduce`: **the sums, [10, 100]** is right.\n  - *its own numbers, [2, 20]*: " in page
+    assert "- `23/caught`: **step 3** is right.\n" in page, "the text of the choice, not its value"
+
+
+def test_each_step_of_a_plan_names_parts_of_its_lesson():
+    """Otherwise a teacher does not find the cells of a step."""
+    with teaching.FILE.open("rb") as file:
+        rows = tomllib.load(file)["lesson"]
+    for row in rows:
+        known = teaching.headings(COURSE.lessons[row["number"]], "#{2,3}")
+        named = [part for _, parts, _ in teaching.steps(row) for part in parts]
+        assert named and set(named) <= set(known), (row["number"], set(named) - set(known))

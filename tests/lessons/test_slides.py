@@ -62,5 +62,36 @@ def test_slides_have_each_question_and_no_solution(path):
 def test_a_slide_shows_headings_questions_tables_and_code():
     table, code = "| a | b |\n|---|---|\n| 1 | 2 |", "```python\nx = 1\n```"
     text = f"# Title\n\nRunning text.\n\n{table}\n\nText. **Who waits?** More.\n\n{code}"
-    assert on_slide(text) == f"# Title\n\n{table}\n\n**Who waits?**\n\n{code}"
+    assert on_slide(text) == f"# Title\n\n{table}\n\nText. **Who waits?** More.\n\n{code}"
     assert on_slide("Only **bold** words.") == ""
+    assert on_slide("**A rule is short.** Its reason is long.") == "**A rule is short.**"
+    assert on_slide("Old.\n\nRank 0 has 1.\n\n**What has rank 1?**") == "Rank 0 has 1.\n\n**What has rank 1?**"
+
+
+def slides_of(notebook):
+    """Return the shown texts of each slide."""
+    slides = []
+    for cell in as_slides(notebook).cells:
+        kind = cell.metadata["slideshow"]["slide_type"]
+        if kind in ("slide", "subslide"):
+            slides.append([])
+        if kind != "notes":
+            slides[-1].append(cell.source)
+    return ["\n".join(texts) for texts in slides]
+
+
+def test_a_question_has_its_data_and_choices_and_no_answer():
+    slides = slides_of(nbformat.read(read().lessons["06"].file, as_version=4))
+    at = next(i for i, text in enumerate(slides) if "What happens when rank 0 has `float32`" in text)
+    assert "The next cell starts two plain processes" in slides[at]
+    assert "- **A**: an error on both ranks\n- **B**: the right sum, converted\n- **C**: wrong numbers" in slides[at]
+    assert QUESTIONS["06/plain"].why not in slides[at] and "dist.all_reduce" not in slides[at]
+    assert slides[at + 1] == f"The answer is **wrong numbers**: {QUESTIONS['06/plain'].why}"
+
+
+def test_each_exercise_has_its_own_slide():
+    slides = slides_of(nbformat.read(read().lessons["06"].file, as_version=4))
+    exercises = [text for text in slides if re.search(r"^\*\*\d\.", text, re.MULTILINE)]
+    assert len(exercises) == 4
+    assert "Rank r has 2 r + 1 numbers" in exercises[1] and "mean = ..." in exercises[1]
+    assert not any("keep=False" in text or "The next cell is a solution" in text for text in slides)

@@ -6,6 +6,7 @@ contents      writes the parts of notebooks/README.md that follow from the decla
 glossary      adds the lessons of each term to notebooks/glossary.md
 teaching      writes the teacher's guide, notebooks/teaching.md
 slides        makes slides from lessons
+catalogue     questions of the lessons without a session, for teaching and slides
 languages     builds the lessons in other languages
 __main__      the command
 """
