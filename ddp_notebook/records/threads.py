@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
-_CHECKPOINT_THREAD = "AsyncCheckpointExecutor"  # in torch's name of the thread of `dcp.async_save`
+_CHECKPOINT_THREAD = "AsyncCheckpointExecutor"  # part of the name that torch gives to the thread of `dcp.async_save`
 
 
 def advice(threads: str, *, is_of_checkpoint: bool = False) -> str:

@@ -125,7 +125,7 @@ def called_of(place: str) -> str:
     return place.partition(", in ")[2]
 
 
-APART = {  # how ranks train without synchronization -> what is known about it
+APART = {  # sentences by the way in which ranks train without synchronization
     "": "To train together, wrap the model in DistributedDataParallel, and call the wrapped model, not its module",
     "unwrapped": (
         "The parameters of the optimizer belong to no model in DistributedDataParallel. To train together, wrap the "

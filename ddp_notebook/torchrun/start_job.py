@@ -44,7 +44,7 @@ _TO_FILES = {"-r", "--redirects", "-t", "--tee"}  # options that make torchrun w
 # The default times of torch are for clusters: 30 s for further agents, 15 s until a silent agent counts as dead.
 _TIMES = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
 _MOST_RANKS = 8  # the limit of the shown text is that of this number of ranks
-_ALONE_S = 20.0  # after this time without a rank, a line says so
+_ALONE_S = 20.0  # a line is shown after this time without a rank
 _REFRESH_S = 0.1  # longest interval between updates of continuous output
 _END_S = 2.0  # time to wait for more output of ranks after torchrun has ended and all output is shown
 

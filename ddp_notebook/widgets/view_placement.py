@@ -98,7 +98,7 @@ class ViewPlacement:
         """Return whether new views are HTML."""
         return self._mode == "html" or self._answering.is_missing
 
-    # ---- beside a running cell
+    # ---- views of a running cell
 
     def beside(self, target: DisplayTarget, code: str) -> UnderCell | None:
         """Return the view for the output of a starting cell; None if it gets no view.

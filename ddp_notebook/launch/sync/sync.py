@@ -176,7 +176,7 @@ def sync(
     )
 
 
-# ---- who shares a folder with whom
+# ---- hosts that share a folder
 
 
 def _settle(host: Host, folder: str, marker: str, crew: Crew) -> FolderReply:

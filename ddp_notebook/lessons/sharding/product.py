@@ -196,7 +196,7 @@ class Product(DisplayedLesson):
         state = " ".join(self.said) if self.has_run else f"{QUESTION} {' or '.join(map(repr, CHOICES))}"
         return f"<A @ B with A {self.of_a}, B {self.of_b} on {self.world_size} ranks: {state}>"
 
-    # ---- what the ranks have, and what was recorded
+    # ---- parts of the ranks, and recorded calls
 
     def _deal_out(self) -> None:
         self._runner.run(

@@ -43,8 +43,8 @@ ACTIONS = {
 }
 # Parts of a step's time, in stacking order. They add up to the step's duration.
 STEP_PARTS = ("input", "compute", "overlapped", "exposed", "waiting", "optimizer", "rest")
-# Colours of lines with labels, for ranks and operations. The second eight lines are dashed. Each colour has a contrast
-# of 3:1 both on white and on a dark notebook.
+# Colours of lines with labels, for ranks and operations. The second eight lines are dashed. Each colour has a
+# contrast of 3:1 both on white and on a dark notebook.
 ON_LINES = "#FFFFFF"  # text on an area in one of `LINES`
 ON_PALE = "#202020"  # text on a pale area, which is pale on dark pages too
 LINES = ("#0072B2", "#D55E00", "#00855F", "#B5508A", "#9A6B00", "#3D9BD6", "#7458B0", "#6A6A6A")

@@ -117,11 +117,11 @@ class OptimizerParameters:
     def begin_cell(self) -> None:
         """Forget the steps of the last cell."""
         self.steps = 0  # in this cell
-        self.backwards = 0  # of the cell, at the last step
+        self.backwards = 0  # number in the cell, at the last step
         self.forwards = 0
         self.operations = -1
         self.elements = 0
-        self.counts: dict[str, tuple[int, int, int, int]] = {}  # of each model, at the last step
+        self.counts: dict[str, tuple[int, int, int, int]] = {}  # counts by model, at the last step
         self.moved = 0  # most elements that were communicated between two steps
         self.apart: tuple[int, str, str] | None = None  # step, model and cause of a step without averaging
         self.before: set[int] | None = None  # parameters that had a gradient before the step; None if unknown

@@ -90,7 +90,7 @@ class StepFacts(StepObserver):
         self._groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # FSDP's groups by module
         self._group_of_root: dict[int, Callable[[], Any]] = {}  # first group of each root
         self._backwards = 0
-        self._forwards = 0  # of DDP and FSDP models
+        self._forwards = 0  # forwards of DDP and FSDP models
         self._unknown = 0  # backwards that averaged buckets of an unknown model
         self._zeroed_before = 0  # number of entries of `_zeroed` from before the step
         self._zeroed: list[Callable[[], Any]] = []  # optimizers and modules with `zero_grad` after the last backward

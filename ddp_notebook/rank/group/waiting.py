@@ -178,7 +178,7 @@ class StoreWait(NamedTuple):
 
     call: str  # function of torch: "store.get"
     keys: tuple[str, ...]  # the awaited keys; empty if they are internal
-    what: str  # what the thread waits for, if not for keys: "2 processes to connect"
+    what: str  # the awaited event, if the thread waits for no keys: "2 processes to connect"
     is_of_session: bool  # only ranks of this session use the store
     began_s: float
     limit_s: float  # 0: none
@@ -186,7 +186,7 @@ class StoreWait(NamedTuple):
 
 _store_waits: dict[int, StoreWait] = {}  # by thread
 session_stores: set[type[Store]] = set()  # types of stores that only ranks of the session use
-# Keys of calls from these folders are no keys of the user.
+# Calls from these folders use internal keys.
 _INTERNAL = (os.path.dirname(os.path.dirname(__file__)) + os.sep, os.path.dirname(torch.__file__) + os.sep)
 
 

@@ -26,7 +26,7 @@ class LastSteps:
         self._cell = cell
         self._known_in = 0  # cell of `_known`
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # optimizers with a step in that cell
-        self._cells: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # by id of a parameter
+        self._cells: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # keys are ids of parameters
 
     def watch(self) -> None:
         """Register the hook of torch."""

@@ -299,7 +299,7 @@ class Feed:
         before = next(reversed(self._timelines.values()), None)
         return Timeline(self.recording, cell, self.start_ns, bytes_per_s, before.every if before is not None else 1)
 
-    # ---- what is there already
+    # ---- rows that exist at the start
 
     def _read_history(self) -> None:
         """Read the last rows of a recording that existed before this feed."""

@@ -24,7 +24,7 @@ MEMORY_ORDER = "memory order"
 _IN_ORDER = "ordered"  # in the order of memory
 _CLONED = "cloned"  # dense tensors in the order of memory, others as contiguous copies
 _COPIED = "copied"  # as contiguous copies
-# How gloo moves the input and the output of an operation. Operations that are not listed copy both.
+# Moves of the input and the output of an operation in gloo. Operations that are not listed copy both.
 _MOVES = {
     "all_reduce": (_IN_ORDER, _IN_ORDER),
     "broadcast": (_IN_ORDER, _IN_ORDER),
@@ -37,7 +37,7 @@ _MOVES = {
 _UNEVEN = {"all_to_all_single"}
 _WITH_LAZY_BITS = {"scatter"}  # torch does not resolve tensors in lists of lists
 _FILLS_A_LIST = {"all_gather", "gather", "all_gather_coalesced", "all_to_all"}
-_MOST_ELEMENTS = 1 << 24  # of tensors whose elements are compared one by one
+_MOST_ELEMENTS = 1 << 24  # inputs with more elements are not compared one by one
 
 
 class Checked(NamedTuple):

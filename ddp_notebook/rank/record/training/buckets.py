@@ -96,8 +96,8 @@ class Model:
             return None
         facts = model._get_ddp_logging_data()  # 15 us
         if is_rebuilt and not facts.get("rebuilt_bucket_sizes"):
-            # The model's own logger has the rebuilt buckets only one step later, and a query now would lose the times
-            # of this step. A second logger reads them from the same reducer.
+            # The model's own logger has the rebuilt buckets only one step later, and a query now would lose this
+            # step's times. A second logger reads them from the same reducer.
             logger = dist.Logger(model.reducer)  # type: ignore[attr-defined]  # exported at run time
             with quiet():
                 logger.set_runtime_stats_and_log()
