@@ -80,6 +80,17 @@ def test_a_result_is_hidden_until_a_guess(kept, capsys):
     assert capsys.readouterr().out.endswith("Your first guess: rank 1.\n")
 
 
+@pytest.mark.parametrize(
+    ("why", "shown"),
+    [("each rank has one.", "Each rank"), ("all_reduce adds.", "all_reduce"), ("gloo sends.", "gloo")],
+)
+def test_names_of_code_keep_their_small_letter(kept, capsys, monkeypatch, why, shown):
+    monkeypatch.setitem(QUESTIONS, "99/first", Question(answer=1, why=why, hint="", placeholder="0"))
+    lessons.ask("99/first", 1)
+    lessons.result("99/first")
+    assert f"right: 1. {shown} " in capsys.readouterr().out
+
+
 def test_a_result_may_be_requested(kept, capsys):
     lessons.ask("99/sizes", "Show me")
     lessons.result("99/sizes", "numbers")

@@ -13,6 +13,7 @@ from ddp_notebook.lessons.questions.answers_file import Answered, answers_file, 
 from ddp_notebook.lessons.questions.catalogue import QUESTIONS, unknown
 from ddp_notebook.lessons.questions.judging import Question
 
+_NAMES = {"gloo", "irecv", "isend", "nvidia-smi", "recv", "torch"}
 GUESS_FIRST = "Guess first, in the cell above, or press 'Show me' there."
 
 
@@ -117,7 +118,10 @@ def said(question: Question, answered: Answered) -> dict[str, str]:
 
 
 def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
+    """Return a sentence with a capital letter, unless it begins with a name of code or of a program."""
+    word = sentence.split(" ", 1)[0]
+    is_name = word in _NAMES or not word.replace("-", "").isalpha()
+    return sentence if is_name else sentence[:1].upper() + sentence[1:]
 
 
 def _line(head: str, *texts: str) -> dict[str, str]:
