@@ -79,6 +79,12 @@ class JupyterLab:
                 self.page.wait_for_timeout(50)
         raise AssertionError("no cell starts")
 
+    def restart_and_run_all(self) -> None:
+        """Restart the kernel and start all cells through the Run menu, without waiting for them."""
+        self.page.locator(".lm-MenuBar-item", has_text=re.compile("^Run$")).click()
+        self.page.locator(".lm-Menu-item[data-command='runmenu:restart-and-run-all']").click()
+        self.page.locator(".jp-Dialog button.jp-mod-accept").click()
+
     def _prompts(self) -> list[str]:
         return self.page.locator(".jp-Notebook .jp-Cell .jp-InputPrompt").all_inner_texts()
 

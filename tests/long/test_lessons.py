@@ -1,15 +1,120 @@
-"""The lessons on two and three ranks: their statements about four ranks also hold there."""
+"""Every notebook on 2, 3 and 4 ranks: at its full length with its claims, and as a reader who presses Run All.
+
+A run as a reader has a kernel of its own, in a copy of the folder. It fails on each error, warning and hang card that
+the notebook does not show on purpose, and on files and processes that are left. `-n 2` runs two at a time:
+
+    python -m pytest -n 2 -m long tests/long/test_lessons.py -k run_all --junitxml seconds.xml
+"""
 
 from __future__ import annotations
 
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
 import pytest
 
-from tests.lessons.test_notebooks import LESSONS, check_shown, execute
+from tests.kernels import NotebookKernel, Reply
+from tests.lessons import solutions
+from tests.lessons.claims import claims_of, is_idle
+from tests.lessons.test_notebooks import FOLDER, NOTEBOOKS, check_claims, check_shown, execute
+from tests.lessons.test_puzzles import compare as compare_solutions
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+TIMES = ("unanswered", "shown", "unanswered again")
+CELL_S = 600.0
+ERRORS = {"RankError", "RankDiedError", "CellTimeoutError"}
+# Files that the notebooks leave on purpose: the answers of their reader.
+KEPT = {"my_answers.json"}
+CARD = re.compile(r"(no progress|waiting) for \d+ s")
+# Cells that show a hang card on purpose, besides those that end with an error.
+HANGING = re.compile(r"lessons\.bug\(\d+\)\.run\(\)")
+OF_TWO = "25/overlap"  # compares sums bit for bit, which only two ranks make in each order
+
+
+@dataclass
+class WatchedReply(Reply):
+    """Output of a cell, with the hang cards that were shown for a time."""
+
+    cards: list[str] = field(default_factory=list)
+
+    def read(self, message: dict[str, Any]) -> None:
+        super().read(message)
+        text = message["content"].get("data", {}).get("text/plain", "")
+        if message["msg_type"] in ("display_data", "update_display_data") and CARD.match(text):
+            self.cards.append(text)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_lesson_runs_on_other_numbers_of_ranks(path, world_size):
+    """At its full length, with its claims. `tests/lessons` does this with four ranks."""
     check_shown(execute(path, world_size))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("time", TIMES)
+def test_run_all(path, world_size, time, tmp_path):
+    """Three times, since a run depends on the order in which processes get the cores."""
+    folder = tmp_path / "notebooks"
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("*.executed.*", *KEPT, "ko", "zh-TW"))
+    before = files_in(folder)
+    is_shown = time == "shown"
+    env = {
+        "DDP_NOTEBOOK_RANKS": str(world_size),
+        "DDP_NOTEBOOK_SHORT": "1",
+        "DDP_NOTEBOOK_ANSWERS": "shown" if is_shown else "",
+    }
+    with closing(NotebookKernel(env=env, cwd=str(folder))) as kernel:
+        wrong = list(run_all(kernel, folder / path.name, with_claims=is_shown))
+    assert not wrong, "\n\n".join(wrong)
+    assert files_in(folder) - before - KEPT == set()
+
+
+def run_all(kernel: NotebookKernel, path: Path, *, with_claims: bool) -> Iterator[str]:
+    """Run the cells of a notebook, and yield what a reader would be surprised by."""
+    cells = nbformat.read(path, as_version=4).cells
+    claims, with_times = claims_of(path) if with_claims else [], is_idle()
+    for cell in cells:
+        if cell.cell_type != "code":
+            continue
+        message_id = kernel.start(cell.source)
+        reply = WatchedReply()
+        kernel._replies[message_id] = reply
+        kernel.finish(message_id, CELL_S)
+        fails = "raises-exception" in cell.metadata.get("tags", [])
+        where = f"--- cell {cell.id}:\n{cell.source[:300]}\n--- "
+        if reply.stderr:
+            yield f"{where}stderr: {reply.stderr[-2000:]}"
+        if "Warning:" in reply.stdout or "Traceback" in reply.stdout:
+            yield f"{where}stdout: {reply.stdout[-2000:]}"
+        if reply.cards and not fails and not HANGING.search(cell.source):
+            yield f"{where}hang card: {reply.cards[-1]}"
+        if fails and reply.ename not in ERRORS:
+            yield f"{where}no error of the ranks, but {reply.ename or reply.status}"
+        if reply.status != "ok" and not fails:
+            yield f"{where}error: {reply.ename}: {reply.evalue}\n{reply.traceback[-2000:]}"
+            return  # Run All ends
+        check_claims(kernel, claims, cell.id, with_times=with_times)
+
+
+def files_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("world_size", [3, 4])
+@pytest.mark.parametrize("name", [name for name in solutions.PAIRS if name != OF_TWO])
+def test_a_puzzle_is_the_same_on_other_numbers_of_ranks(name, world_size, waiting_host_server):
+    """The naive solution misses the target, and the good one reaches it."""
+    from ddp_notebook import api
+
+    waiting_host_server()
+    with api.start(world_size):
+        compare_solutions(name, *solutions.PAIRS[name])

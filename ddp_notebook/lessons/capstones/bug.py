@@ -10,6 +10,8 @@ from ddp_notebook.lessons.capstones.programs import PROGRAMS
 from ddp_notebook.lessons.lesson_cells import running
 from ddp_notebook.lessons.questions.questions import Verdict
 
+_REPAIRED_S = 20.0  # limit of a repaired program, which ends by itself
+
 
 class Bug:
     """A broken program.
@@ -46,7 +48,7 @@ class Bug:
 
     def run(self) -> None:
         """Run the broken program on all ranks. Its error, if it has one, is printed and not raised."""
-        self._run(self.code)
+        self._run(self.code, self.limit_s)
 
     def edit(self) -> None:
         """Put the broken program into a new cell for the ranks.
@@ -68,13 +70,13 @@ class Bug:
             if old not in code:
                 raise ValueError(f"program {self.number} has no text {old!r}")
             code = code.replace(old, new)
-        self._run(code)
+        self._run(code, _REPAIRED_S)
 
-    def _run(self, code: str) -> None:
+    def _run(self, code: str, limit_s: float) -> None:
         session = running()
         session.run(_forget(), quiet=True)
         try:
-            session.run(code, timeout_s=self.limit_s)
+            session.run(code, timeout_s=limit_s)
         except DDPNotebookError as error:
             print(f"{type(error).__name__}: {error}")
 

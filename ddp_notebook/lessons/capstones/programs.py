@@ -59,7 +59,8 @@ PROGRAMS: dict[int, Program] = {
 model = DDP(network)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(4):
-    mine = slice(step * 16 + rank * 8, step * 16 + rank * 8 + 8)
+    first = (step * world_size + rank) * 8
+    mine = slice(first, first + 8)
     optimizer.zero_grad()
     cross_entropy(model(x[mine]), y[mine]).backward()
     optimizer.step()
@@ -97,7 +98,8 @@ model = DDP(network)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 steps = 0
 for step in range(6):
-    mine = slice(step * 16 + rank * 8, step * 16 + rank * 8 + 8)
+    first = (step * world_size + rank) * 8
+    mine = slice(first, first + 8)
     optimizer.zero_grad()
     try:
         if step == 2 and rank == world_size - 1:
@@ -189,7 +191,8 @@ repaired = all(abs(metrics[name].item() - exact[name]) < 1e-5 for name in exact)
 model = DDP(network)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(6):
-    mine = slice(step * 16 + rank * 8, step * 16 + rank * 8 + 8)
+    first = (step * world_size + rank) * 8
+    mine = slice(first, first + 8)
     images, labels = x[mine], y[mine]
     optimizer.zero_grad()
     loss = cross_entropy(model.module(images), labels)

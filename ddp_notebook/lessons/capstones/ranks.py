@@ -21,6 +21,7 @@ from ddp_notebook.lessons.capstones.plan import Plan
 from ddp_notebook.lessons.slow_backward import SlowBackward
 
 WIDTH, LAYERS, BATCH = 128, 8, 16
+SHARDED_WIDTH = 120  # of the FSDP capstone: its weights divide into equal parts for up to six ranks
 LAYER_MS = 8.0  # simulated backward of a layer
 MB_S, CALL_MS = 10.0, 3.0  # simulated link, and the fixed cost of each call
 STEPS = 3
@@ -103,10 +104,10 @@ def network() -> nn.Sequential:
     return nn.Sequential(*(Layer(WIDTH, WIDTH) for _ in range(LAYERS)))
 
 
-def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(step: int, width: int = WIDTH) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the images and targets of this rank in a step."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-    return torch.randn(BATCH, WIDTH, generator=generator), torch.randn(BATCH, WIDTH, generator=generator)
+    return torch.randn(BATCH, width, generator=generator), torch.randn(BATCH, width, generator=generator)
 
 
 def train_with(make: Callable[[nn.Module, Link], Any]) -> list[torch.Tensor]:
@@ -204,10 +205,10 @@ def whole_gradients(weights: list[torch.Tensor], step: int) -> list[torch.Tensor
     """Return the gradients of the mean loss of all ranks, computed with whole weights on this rank.
 
     Args:
-        weights: Weight of each layer, (WIDTH, WIDTH).
+        weights: Weight of each layer, (SHARDED_WIDTH, SHARDED_WIDTH).
     """
     leaves = [w.detach().clone().requires_grad_() for w in weights]
-    x, y = batch(step)
+    x, y = batch(step, SHARDED_WIDTH)
     for weight in leaves:
         x = (x @ weight.t()).relu()
     gradients = torch.autograd.grad((x - y).square().mean(), leaves)
@@ -220,15 +221,15 @@ def whole_gradients(weights: list[torch.Tensor], step: int) -> list[torch.Tensor
 def stack() -> list[torch.Tensor]:
     """Return the weights of the layers of the FSDP capstone, the same on every rank."""
     torch.manual_seed(0)
-    return [torch.randn(WIDTH, WIDTH) * (2 / WIDTH) ** 0.5 for _ in range(LAYERS)]
+    return [torch.randn(SHARDED_WIDTH, SHARDED_WIDTH) * (2 / SHARDED_WIDTH) ** 0.5 for _ in range(LAYERS)]
 
 
 class GradedFSDP:
     """Runs a step of the reader's FSDP, and compares its gradients.
 
     Args:
-        make: Class that gets the weight of each layer, (WIDTH, WIDTH). Its object has `shards`, one tensor per layer
-            with the part of this rank, and `loss(x, y)`.
+        make: Class that gets the weight of each layer, (SHARDED_WIDTH, SHARDED_WIDTH). Its object has `shards`, one
+            tensor per layer with the part of this rank, and `loss(x, y)`.
     """
 
     def __init__(self, make: Callable[[list[torch.Tensor]], Any]) -> None:
@@ -238,12 +239,12 @@ class GradedFSDP:
         """Compute the gradients of one step."""
         for shard in self.own.shards:
             shard.grad = None
-        x, y = batch(0)
+        x, y = batch(0, SHARDED_WIDTH)
         self.own.loss(x, y).backward()
 
     def is_sharded(self) -> bool:
         """Return whether this rank keeps its part of each weight only, without the rest of its memory."""
-        part = WIDTH * WIDTH // dist.get_world_size()
+        part = SHARDED_WIDTH * SHARDED_WIDTH // dist.get_world_size()
         return len(self.own.shards) == LAYERS and all(
             shard.numel() == part and shard.untyped_storage().nbytes() == shard.nbytes for shard in self.own.shards
         )

@@ -6,26 +6,50 @@ from ddp_notebook.lessons.questions.judging import Question
 from ddp_notebook.lessons.questions.measures import SENT
 from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
+_ALONE_MS = 48.0  # one process, for the whole batch
+
+
+def _all_reduce_ms(size: int) -> float:
+    """Return the milliseconds of an all-reduce of 1 MB by this number of ranks, as the notebook simulates it."""
+    return 1 + 2 * (size - 1) / size * 5
+
+
+def _speedup(size: int) -> float:
+    return round(_ALONE_MS / (_ALONE_MS / size + _all_reduce_ms(size)), 1)
+
+
+def _strong(size: int) -> float:
+    """Return the efficiency for the same batch on more ranks."""
+    return round(_ALONE_MS / (_ALONE_MS / size + _all_reduce_ms(size)) / size, 2)
+
+
+def _weak(size: int) -> float:
+    """Return the efficiency for a batch that grows with the number of ranks."""
+    return round(_ALONE_MS / (_ALONE_MS + _all_reduce_ms(size)), 2)
+
+
 QUESTIONS: dict[str, Question] = {
     "22/speedup": Question(
-        answer=1.5,
-        why="16 ms of computation and 6 ms of communication: 32 / 22 is about 1.5.",
-        hint="Add the computation of 32 images and the time of the all-reduce. Divide 32 ms by it.",
-        traps={
-            2.0: "That would be so without communication.",
-            1.0: "The computation is halved; the communication costs less than that.",
+        answer=_speedup,
+        why="with N ranks it is 48 / (48 / N + 1 + 10 (N - 1) / N). Two ranks compute for 24 ms and communicate for 6 "
+        "ms: 48 / 30 is 1.6.",
+        hint="Add the computation of a rank and the time of the all-reduce. Divide 48 ms by it.",
+        traps=lambda size: {
+            float(size): "That would be so without communication.",
+            1.0: "The computation shrinks; the communication costs less than that.",
         },
-        choices={"about 1": 1.0, "about 1.5": 1.5, "about 2": 2.0},
+        choices=lambda size: {"about 1": 1.0, f"about {_speedup(size)}": _speedup(size), f"about {size}": float(size)},
     ),
     "22/weak": Question(
-        answer=0.84,
-        why="32 ms of computation and 6 ms of communication: 32 / 38 is 84 %. The same 6 ms now weigh less.",
-        hint="Each process computes 32 ms, as one process did. What is added?",
-        traps={
-            0.73: "That is the efficiency of the strong scaling above.",
+        answer=_weak,
+        why="each rank computes 48 ms and communicates as before. With two ranks these are 48 ms and 6 ms: 48 / 54 is "
+        "89 %. The same 6 ms now weigh less.",
+        hint="Each process computes 48 ms, as one process did. What is added?",
+        traps=lambda size: {
+            _strong(size): "That is the efficiency of the strong scaling above.",
             1.0: "The communication is still there.",
         },
-        choices={"73 %": 0.73, "84 %": 0.84, "100 %": 1.0},
+        choices=lambda size: {f"{share:.0%}".replace("%", " %"): share for share in (_strong(size), _weak(size), 1.0)},
     ),
     "22/calls": Question(
         answer="one call",

@@ -8,14 +8,14 @@ from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 QUESTIONS: dict[str, Question] = {
     "23/missing": Question(
-        answer="rank 1",
-        why="rank 0 does what the program says: it waits for rank 1, which never calls all_reduce.",
-        hint="Which rank does the other one wait for? An all-reduce needs every rank of its group.",
+        answer="all others",
+        why="rank 0 does what the program says: it waits for the other ranks, which never call all_reduce.",
+        hint="Which ranks does rank 0 wait for? An all-reduce needs every rank of its group.",
         traps={
             "rank 0": "Rank 0 is in the all-reduce, as it should be. It only shows the symptom.",
-            "neither": "Then the operation would be complete.",
+            "none": "Then the operation would be complete.",
         },
-        choices=("rank 0", "rank 1", "neither"),
+        choices=("rank 0", "all others", "none"),
     ),
     "23/timeout": Question(
         answer="30 minutes",
@@ -40,7 +40,7 @@ QUESTIONS: dict[str, Question] = {
         answer=3,
         why="rank 1 makes one call less. Its calls meet earlier steps of rank 0, and the last call of rank 0 has no "
         "partner.",
-        hint="Count the calls of both ranks. Calls are matched by their order, not by their step.",
+        hint="Count the calls of rank 0 and of rank 1. Calls are matched by their order, not by their step.",
         traps={
             1: "Rank 0 waits in step 1, but the next call of rank 1 ends this wait: that of step 2.",
             2: "Step 2 of rank 0 meets step 3 of rank 1.",

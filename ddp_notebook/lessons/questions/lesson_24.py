@@ -9,18 +9,18 @@ from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 QUESTIONS: dict[str, Question] = {
     "24/times": Question(
-        answer=4,
-        why="there are four readers, two workers on each of two ranks, and each reads the whole stream.",
+        answer=lambda size: 2 * size,
+        why="each rank has two workers, and each worker reads the whole stream.",
         hint="How many processes run the iterator?",
-        traps={
+        traps=lambda size: {
             1: "The DataLoader divides indices. A stream has none.",
-            2: "Each rank reads it. But each rank has two workers.",
+            size: "Each rank reads it. But each rank has two workers.",
         },
-        choices=(1, 2, 4),
+        choices=lambda size: (1, size, 2 * size),
     ),
     "24/uneven": Question(
         answer="rank 0 hangs in step 5",
-        why="rank 1 has no more batches after four steps, and rank 0 waits for it in its fifth all-reduce.",
+        why="the other ranks have no more batches after four steps, and rank 0 waits for them in its fifth all-reduce.",
         hint="How many all-reduces does each rank call?",
         traps={
             "rank 0 trains alone for two steps": "An all-reduce needs all ranks.",

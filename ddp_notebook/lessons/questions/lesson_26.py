@@ -6,13 +6,34 @@ from ddp_notebook.lessons.questions.judging import Question
 from ddp_notebook.lessons.questions.measures import PEAK, SENT
 from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
+
+def _joined(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _gathered(size: int) -> str:
+    """Return the tensors of all ranks, one after the other."""
+    return _joined([number * 10**rank for rank in range(size) for number in range(1, size + 1)])
+
+
+def _sums(size: int) -> list[int]:
+    """Return the sum of the tensors of all ranks."""
+    return [number * int("1" * size) for number in range(1, size + 1)]
+
+
+def _times(size: int) -> dict[str, float]:
+    """Return choices in times of the model: gradients of the shards, with one layer, and with all whole weights."""
+    shards = 1 / size
+    return {f"{value:.2f}": value for value in (shards, shards + 0.2, 1 + shards + 0.2)}
+
+
 QUESTIONS: dict[str, Question] = {
     "26/collectives": Question(
-        answer={"all-gather": "1, 2, 10, 20", "reduce-scatter": "22"},
-        why="the all-gather puts the tensors one after the other. The sum is [11, 22], and rank 1 gets its second "
-        "part.",
+        answer=lambda size: {"all-gather": _gathered(size), "reduce-scatter": str(_sums(size)[1])},
+        why="the all-gather puts the tensors one after the other. The sum begins with 11, 22 on two ranks, and with "
+        "111, 222 on three. Rank 1 gets its second part.",
         hint="Rank 1 gets everything from the first one, and one element of the sum from the second.",
-        choices=("1, 2, 10, 20", "11, 22", "11", "22"),
+        choices=lambda size: (_gathered(size), _joined(_sums(size)), str(_sums(size)[0]), str(_sums(size)[1])),
     ),
     "26/clone": Question(
         answer="a view keeps the whole weight in memory",
@@ -25,16 +46,16 @@ QUESTIONS: dict[str, Question] = {
         choices=("chunk returns a list", "a gradient needs a copy", "a view keeps the whole weight in memory"),
     ),
     "26/peak": Question(
-        answer=1.7,
-        why="all whole weights, which autograd has saved (1), the gradients of the shards (0.5), and the gradient of "
+        answer=lambda size: 1 + 1 / size + 0.2,
+        why="all whole weights, which autograd has saved (1), the gradients of the shards (1/N), and the gradient of "
         "a layer.",
         hint="Which tensors does autograd keep for the backward?",
-        traps={
-            0.5: "Those are the gradients of the shards. Are there no whole weights?",
-            0.7: "Those are the gradients of the shards, and one layer. Does autograd forget a whole weight after "
-            "its layer?",
+        traps=lambda size: {
+            1 / size: "Those are the gradients of the shards. Are there no whole weights?",
+            1 / size + 0.2: "Those are the gradients of the shards, and one layer. Does autograd forget a whole weight "
+            "after its layer?",
         },
-        choices={"0.5": 0.5, "0.7": 0.7, "1.7": 1.7},
+        choices=_times,
     ),
     "26/count": Question(
         answer={"all-gather": 2, "reduce-scatter": 1, "all-reduce": 0},
@@ -51,7 +72,7 @@ QUESTIONS: dict[str, Question] = {
     ),
 }
 
-_BYTES = 8 * 128 * 128 * 4  # of the weights
+_BYTES = 8 * 120 * 120 * 4  # of the weights
 
 PUZZLES: dict[str, Puzzle] = {
     "26/sharded": Puzzle(
@@ -61,7 +82,7 @@ PUZZLES: dict[str, Puzzle] = {
         wanted="[True, True]",
         targets=(
             Target(measure=SENT, most=lambda size: 3 * (size - 1) / size * _BYTES),
-            Target(measure=PEAK, most=1.2 * _BYTES),
+            Target(measure=PEAK, most=lambda size: (0.7 + 1 / size) * _BYTES),
         ),
         why="only one or two layers are whole at the same time.",
         hint="Save the shard for the backward, and gather it again there.",

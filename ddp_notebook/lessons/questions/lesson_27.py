@@ -14,9 +14,9 @@ QUESTIONS: dict[str, Question] = {
         why="accuracy() adds up the right answers of all ranks, but only rank 0 calls it. Call it on all ranks, and "
         "print on "
         "rank 0.",
-        hint="Which line did rank 1 not run?",
+        hint="Which line did the other ranks not run?",
         traps={
-            "the ranks have unequal data": "Both ranks have as many images in each step.",
+            "the ranks have unequal data": "All ranks have as many images in each step.",
             "the model is not in DDP": "It is; and the training steps have ended.",
         },
         choices=("only rank 0 calls all_reduce", "the ranks have unequal data", "the model is not in DDP"),
