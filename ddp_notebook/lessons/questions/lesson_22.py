@@ -84,7 +84,7 @@ QUESTIONS: dict[str, Question] = {
     ),
     "22/large-batch": Question(
         answer="higher",
-        why="there are 16 steps instead of 256, and each is as long as before.",
+        why="there are 24 steps instead of 384, and each is as long as before.",
         hint="How many optimizer steps do two epochs have in both cases?",
         traps={
             "the same": "Both have seen the same samples, but the large batch has made 16 times fewer steps.",
