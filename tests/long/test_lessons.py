@@ -33,8 +33,8 @@ ERRORS = {"RankError", "RankDiedError", "CellTimeoutError"}
 # Files that the notebooks leave on purpose: the answers of their reader.
 KEPT = {"my_answers.json"}
 CARD = re.compile(r"(no progress|waiting) for \d+ s")
-# Cells that show a hang card on purpose, besides those that end with an error.
-HANGING = re.compile(r"lessons\.bug\(\d+\)\.run\(\)")
+# Cells that run a wrong program on purpose, besides those that end with an error.
+WRONG = re.compile(r"lessons\.bug\(\d+\)\.run\(\)")
 OF_TWO = "25/overlap"  # compares sums bit for bit, which only two ranks make in each order
 
 
@@ -91,12 +91,13 @@ def run_all(kernel: NotebookKernel, path: Path, *, with_claims: bool) -> Iterato
         kernel.finish(message_id, CELL_S)
         fails = "raises-exception" in cell.metadata.get("tags", [])
         where = f"--- cell {cell.id}:\n{cell.source[:300]}\n--- "
-        if reply.stderr:
-            yield f"{where}stderr: {reply.stderr[-2000:]}"
-        if "Warning:" in reply.stdout or "Traceback" in reply.stdout:
-            yield f"{where}stdout: {reply.stdout[-2000:]}"
-        if reply.cards and not fails and not HANGING.search(cell.source):
-            yield f"{where}hang card: {reply.cards[-1]}"
+        if not fails and not WRONG.search(cell.source):
+            if reply.stderr:
+                yield f"{where}stderr: {reply.stderr[-2000:]}"
+            if "Warning:" in reply.stdout or "Traceback" in reply.stdout:
+                yield f"{where}stdout: {reply.stdout[-2000:]}"
+            if reply.cards:
+                yield f"{where}hang card: {reply.cards[-1]}"
         if fails and reply.ename not in ERRORS:
             yield f"{where}no error of the ranks, but {reply.ename or reply.status}"
         if reply.status != "ok" and not fails:

@@ -19,7 +19,7 @@ from tools.course.contents import link
 from tools.course.declaration import FOLDER, Course, Lesson
 
 FILE = FOLDER / "teaching.toml"
-_RANKS, _RANKS_FROM_21 = 4, 2  # that lessons start, for answers that depend on it
+_RANKS, _RANKS_FROM_21 = 4, 2  # lessons start so many ranks, on which answers may depend
 
 _HEAD = """\
 # Teacher's guide
