@@ -1,9 +1,9 @@
 """Every notebook on 2, 3 and 4 ranks: at its full length with its claims, and as a reader who presses Run All.
 
 A run as a reader has a kernel of its own, in a copy of the folder. It fails on each error, warning and hang card that
-the notebook does not show on purpose, and on files and processes that are left. `-n 2` runs two at a time:
+the notebook does not show on purpose, and on files and processes that are left.
 
-    python -m pytest -n 2 -m long tests/long/test_lessons.py -k run_all --junitxml seconds.xml
+    python -m pytest -m long tests/long/test_lessons.py -k "run_all and 07_" --junitxml seconds.xml
 """
 
 from __future__ import annotations
