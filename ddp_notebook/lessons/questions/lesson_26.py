@@ -47,13 +47,13 @@ QUESTIONS: dict[str, Question] = {
     ),
     "26/peak": Question(
         answer=lambda size: 1 + 1 / size + 0.25,
-        why="all whole weights, which autograd has saved (1), the gradients of the shards (1/N), the gradient of a layer "
-        "(1/8), and the inputs of the layers (1/8).",
+        why="all whole weights, which autograd has saved (1), the gradients of the shards (1/N), the gradient of a "
+        "layer (1/8), and the inputs of the layers (1/8).",
         hint="Which tensors does autograd keep for the backward?",
         traps=lambda size: {
             1 / size: "Those are the gradients of the shards. Are there no whole weights?",
-            1 / size + 0.25: "Those are the gradients of the shards, and one layer. Does autograd forget a whole weight "
-            "after its layer?",
+            1 / size + 0.25: "Those are the gradients of the shards, and one layer. Does autograd forget a whole "
+            "weight after its layer?",
         },
         choices=_times,
     ),
