@@ -8,6 +8,7 @@ the notebook does not show on purpose, and on files and processes that are left.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -34,7 +35,13 @@ CARD = re.compile(r"(no progress|waiting) for \d+ s")
 # Cells that run a wrong program on purpose, besides those that end with an error.
 WRONG = re.compile(r"lessons\.bug\(\d+\)\.run\(\)")
 # Findings about mistakes that a lesson makes on purpose, by its number.
-FINDINGS = {"05": {"written-before-wait"}}
+FINDINGS = {
+    "05": {"written-before-wait"},
+    "13": {"optimizer-of-another-model"},
+    "16": {"not-finite", "trains-apart"},  # the exercise averages nothing before the reader has solved it
+}
+# Lines about a machine that is too busy, which are true then.
+BUSY = re.compile(r"no rank has started within \d+ s")
 OF_TWO = "25/overlap"  # compares sums bit for bit, which only two ranks make in each order
 
 
@@ -92,11 +99,12 @@ def run_all(kernel: NotebookKernel, path: Path, *, with_claims: bool) -> Iterato
         fails = "raises-exception" in cell.metadata.get("tags", [])
         where = f"--- cell {cell.id}:\n{cell.source[:300]}\n--- "
         if not fails and not WRONG.search(cell.source):
-            if any(finding_of(line) not in FINDINGS.get(path.name[:2], ()) for line in reply.stderr.splitlines()):
+            lines = [line for line in reply.stderr.splitlines() if not (is_overloaded() and BUSY.fullmatch(line))]
+            if any(finding_of(line) not in FINDINGS.get(path.name[:2], ()) for line in lines):
                 yield f"{where}stderr: {reply.stderr[-2000:]}"
             if "Warning:" in reply.stdout or "Traceback" in reply.stdout:
                 yield f"{where}stdout: {reply.stdout[-2000:]}"
-            if reply.cards:
+            if reply.cards and not is_overloaded():
                 yield f"{where}hang card: {reply.cards[-1]}"
         if fails and reply.ename not in ERRORS:
             yield f"{where}no error of the ranks, but {reply.ename or reply.status}"
@@ -106,8 +114,15 @@ def run_all(kernel: NotebookKernel, path: Path, *, with_claims: bool) -> Iterato
         check_claims(kernel, claims, cell.id, with_times=with_times)
 
 
+def is_overloaded() -> bool:
+    """Return whether more than four processes wanted each core in the last minute: more than those of two notebooks."""
+    return os.getloadavg()[0] > 4 * (os.cpu_count() or 1)
+
+
 def finding_of(line: str) -> str:
     """Return the name of the finding that a line of stderr reports; "" if it reports none."""
+    if " train apart: " in line:
+        return "trains-apart"
     found = re.search(r"\(# ddp: ok ([\w-]+)\)$", line)
     return found[1] if found else ""
 

@@ -174,6 +174,9 @@ def test_ranks_that_train_apart_cause_one_line_in_the_report(ranks, capsys):
     assert capsys.readouterr().err == f"{_APART}{_UNWRAPPED}"
     ranks.run("train_alone(100)")
     assert capsys.readouterr().err.count("train apart") == 1
+    ranks.run("train_alone(100)  # ddp: ok trains-apart")
+    assert capsys.readouterr().err == ""
+    ranks.run("train_alone(100)")
     assert str(ranks.recording.report()).count(f"R{_APART[1:]}") == 1
 
 

@@ -40,7 +40,10 @@ class CellFindings(SessionFeature):
     """Shows findings under cells, and keeps them for the report."""
 
     def cell_ended(self, run: CellRun, code: str) -> Sequence[str]:
-        results = run.result.by_rank
+        results, silenced = run.result.by_rank, silenced_by(code)
+        if "trains-apart" in silenced:
+            for one in results.values():
+                one.trains_apart = ""
         facts: dict[int, list[Any]] = {rank: one.findings for rank, one in results.items() if one.findings}
         if not facts:
             return ()
@@ -49,7 +52,6 @@ class CellFindings(SessionFeature):
                 facts[rank] = [fact for fact in own if fact[0] != "never-waited"]
             if _WITHOUT_AVERAGE & {name for name, *_ in own}:  # the finding has the cause
                 results[rank].trains_apart = ""
-        silenced = silenced_by(code)
         if (common := _common_step(facts, sorted(results))) is not None and self._recordings is not None:
             step, was_finite = common
             facts = _with_bucket(facts, self._recordings.now, run.number, step, was_finite=was_finite)
