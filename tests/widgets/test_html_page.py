@@ -17,6 +17,7 @@ from ddp_notebook.records.schema import METRIC
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.widgets.html import metric_curves, page, rank_table, step_bars
+from ddp_notebook.widgets.html.axes import Axes
 from ddp_notebook.widgets.html.rank_table import RankRow
 from ddp_notebook.widgets.html.series import SLOTS, Series
 from ddp_notebook.widgets.html.sources import PageState, Sources
@@ -419,3 +420,9 @@ def test_it_is_redrawn_for_new_rows_and_at_most_twice_a_second():
         assert "recorded" in place.shown[-1]["text/html"]
     finally:
         publisher.close()
+
+
+def test_a_long_label_of_a_tick_has_its_unit_on_the_next_line():
+    """The frame leaves no space for more than six characters."""
+    short, long = (str(Axes(x=(0, 1), y=(0, most)).frame("step", [], "ms")) for most in (600, 1200))
+    assert ">600 ms</text>" in short and ">1000</text>" in long and ">ms</text>" in long

@@ -13,6 +13,8 @@ from ddp_notebook.widgets.html.markup import Markup, element, join
 
 WIDTH, HEIGHT = 960, 336
 LEFT, RIGHT, TOP, BOTTOM = 100, 926, 14, 270  # edges of the frame
+_LONGEST = 6  # characters of a label that fit left of the frame
+_LINE = 26  # height of a line of text
 _DIGITS = 14  # digits of a tick; removes rounding errors of the multiple of its step
 _LEAST_RATIO = 1e-9  # smallest ratio of an axis' length to its values; below it, all values count as equal
 
@@ -48,7 +50,7 @@ class Axes:
         Args:
             x_label: Label of the x axis.
             x_ticks: Values on the x axis and their labels; None for whole numbers.
-            unit: Unit of the y axis, shown at the highest tick.
+            unit: Unit of the y axis, shown at the highest tick, or below its label if that is long.
         """
         y_ticks = log_ticks(*self.y) if self.is_log else ticks(*self.y, 4)
         if x_ticks is None:
@@ -56,13 +58,18 @@ class Axes:
         grid = "".join(f"M{LEFT} {self.at_y(value)}H{RIGHT}" for value in y_ticks)
         below = [_text(self.at_x(value), 298, label, "middle") for value, label in x_ticks]
         labels = [written(value) for value in y_ticks]
+        of_unit = []
         if labels and unit:
-            labels[-1] += f" {unit}"
+            if len(with_unit := f"{labels[-1]} {unit}") <= _LONGEST:
+                labels[-1] = with_unit
+            else:
+                of_unit = [_text(LEFT - 8, self.at_y(y_ticks[-1]) + 9 + _LINE, unit, "end")]
         beside = [
             _text(LEFT - 8, self.at_y(value) + 9, label, "end") for value, label in zip(y_ticks, labels, strict=True)
         ]
         middle = (LEFT + RIGHT) // 2
-        return join(element("path", class_="grid", d=grid), *beside, *below, _text(middle, 326, x_label, "middle"))
+        middle_text = _text(middle, 326, x_label, "middle")
+        return join(element("path", class_="grid", d=grid), *beside, *of_unit, *below, middle_text)
 
 
 def _text(x: int, y: int, text: str, anchor: str) -> Markup:
