@@ -20,6 +20,7 @@ from tests.lessons.test_notebooks import FOLDER, NOTEBOOKS
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(1800)]
 
 CELL_S = 600
+DRAWN_MS = 60_000  # a widget is drawn after its cell has ended
 _OUTPUT = ".jp-OutputArea-output"
 _ERROR = f"{_OUTPUT}[data-mime-type='application/vnd.jupyter.error']"
 _QUESTION = f"{_OUTPUT} .ddp-ask"
@@ -58,17 +59,17 @@ def wait_for(lab: JupyterLab, at: int, cell: nbformat.NotebookNode) -> None:
     else:
         assert of_cell.locator(_ERROR).count() == 0, f"{cell.source}\n\n{lab.text(at)}"
     if "picture" in tags:
-        expect(of_cell.locator(".jp-Cell-outputArea").locator("img, canvas, svg").first).to_be_visible()
+        expect(of_cell.locator(".jp-Cell-outputArea").locator("img, canvas, svg").first).to_be_visible(timeout=DRAWN_MS)
 
 
 def check_widgets(lab: JupyterLab, cells: list[nbformat.NotebookNode]) -> None:
     """Check that the widget of each question has been drawn, and that none is missing."""
     page = lab.page.locator(".jp-Notebook")
     for words in _NO_WIDGET:
-        expect(page).not_to_contain_text(words, timeout=30_000)
+        expect(page).not_to_contain_text(words, timeout=DRAWN_MS)
     for at, cell in enumerate(cells):
         if cell.cell_type == "code" and cell.source.startswith("lessons.ask("):
-            expect(lab._cell(at).locator(_QUESTION).first).to_be_visible()
+            expect(lab._cell(at).locator(_QUESTION).first).to_be_visible(timeout=DRAWN_MS)
 
 
 def take_pictures(lab: JupyterLab, cells: list[nbformat.NotebookNode], folder: Path) -> None:

@@ -82,7 +82,9 @@ def test_run_all(path, world_size, time, tmp_path):
     with closing(NotebookKernel(env=env, cwd=str(folder))) as kernel:
         wrong = list(run_all(kernel, folder / path.name, with_claims=is_shown))
     assert not wrong, "\n\n".join(wrong)
-    assert files_in(folder) - before == set(), "a reader who presses Run All has answered nothing"
+    answers = folder / "my_answers.json"
+    assert not answers.exists(), f"a reader who presses Run All has answered nothing: {answers.read_text()}"
+    assert files_in(folder) - before == set()
 
 
 def run_all(kernel: NotebookKernel, path: Path, *, with_claims: bool) -> Iterator[str]:
