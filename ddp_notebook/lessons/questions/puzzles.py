@@ -109,7 +109,7 @@ def solve(puzzle: Puzzle, given: object) -> tuple[bool, str]:
             return False, DOTS
         wrong, attempt = found
     except RankError as error:
-        return False, DOTS if has_dots(given) else f"it failed: {str(error).splitlines()[0]}"
+        return False, f"it failed: {str(error).splitlines()[0]}"
     except DDPNotebookError as error:
         return False, f"it did not end: {str(error).splitlines()[0]}"
     judged = [target.judge(attempt) for target in puzzle.targets]
