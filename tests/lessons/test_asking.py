@@ -163,9 +163,9 @@ def test_progress_counts_and_forget_deletes(kept, capsys):
     lessons.ask("99/sizes", "show me")
     table = lessons.progress()
     heads, *_, of_99, total = repr(table).splitlines()
-    assert heads.split("  ")[0] == "lesson" and of_99.split() == ["99", "1", "0", "1", "2"]
-    assert total.split() == ["all", "1", "0", "1", str(len(names()) - 2)]
-    assert "<td>99</td><td>1</td><td>0</td><td>1</td><td>2</td>" in table._repr_html_()
+    assert heads.split("  ")[0] == "lesson" and of_99.split() == ["99", "1", "0", "1", "1", "1"]
+    assert total.split() == ["all", "1", "0", "1", "1", str(len(names()) - 3)]
+    assert "<td>99</td><td>1</td><td>0</td><td>1</td><td>1</td><td>1</td>" in table._repr_html_()
 
     lessons.forget("99/first")
     assert status("99/first") == "open" and status("99/sizes") == "shown"
@@ -185,12 +185,18 @@ def test_a_teacher_collects_files(kept, capsys):
     kept.rename(kept.with_name("bo.json"))
 
     table = lessons.collect(str(kept.parent / "*.json"))
-    assert [(row[0], *row[1:4]) for row in table.rows] == [("ann", 0, 0, 0), ("bo", 0, 1, 0)]
+    assert [(row[0], *row[1:5]) for row in table.rows] == [("ann", 0, 0, 1, 0), ("bo", 0, 1, 1, 0)]
     assert table.notes == (
         "Most often wrong:",
         "  99/first: 2 of 2 wrong at first try; most often 2 x rank 1",
         "  99/sizes: 1 of 1 wrong at first try; most often 1 x [1, 1]",
     )
+    of_lesson = lessons.collect(str(kept.parent / "*.json"), "99")
+    assert of_lesson.rows == (("ann", 0, 0, 1, 0, 3), ("bo", 0, 1, 1, 0, 2))
+    assert of_lesson.notes[1:4] == (table.notes[1], "    ann: rank 1", "    bo: rank 1")
+    assert lessons.collect(str(kept.parent / "*.json"), "01").notes == ()
+    with pytest.raises(UsageError, match="lesson must be one of 01"):
+        lessons.collect(str(kept.parent / "*.json"), "98")
     with pytest.raises(UsageError, match="no file matches"):
         lessons.collect(str(kept.parent / "class/*.json"))
 

@@ -47,12 +47,14 @@ class Answered:
 
     @property
     def status(self) -> str:
-        """Return "first try", "later", "shown" or "open"."""
+        """Return "first try", "later", "wrong" (no guess is right so far), "shown" or "open" (no guess)."""
         if self.is_shown:
             return "shown"
-        if self.guesses and self.guesses[0].is_right:
+        if not self.guesses:
+            return "open"
+        if self.guesses[0].is_right:
             return "first try"
-        return "later" if any(guess.is_right for guess in self.guesses) else "open"
+        return "later" if any(guess.is_right for guess in self.guesses) else "wrong"
 
 
 class AnswersFile:
@@ -88,7 +90,7 @@ class AnswersFile:
 
     def show(self, name: str) -> None:
         """Note that the reader has requested the result. After a right guess this changes nothing."""
-        self._change(name, lambda old: replace(old, is_shown=old.is_shown or old.status == "open"))
+        self._change(name, lambda old: replace(old, is_shown=old.is_shown or old.status in ("open", "wrong")))
 
     def forget(self, names: set[str]) -> None:
         """Delete the answers to these questions."""
