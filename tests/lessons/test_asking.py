@@ -210,7 +210,7 @@ def test_the_widget_keeps_a_choice(kept):
     assert "put your answer" in box.said.value and not kept.exists()
     box.controls[None].value = "rank 1"
     box.guess.click()
-    assert "Your guess is kept: rank 1." in box.said.value and status("99/first") == "open"
+    assert "Your guess is kept: rank 1." in box.said.value and status("99/first") == "wrong"
     box.show_me.click()
     assert status("99/first") == "shown"
 
