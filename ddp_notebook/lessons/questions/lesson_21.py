@@ -8,15 +8,15 @@ from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 
 QUESTIONS: dict[str, Question] = {
     "21/gpu": Question(
-        answer=5,
-        why="process 13 is the sixth one of node 1: LOCAL_RANK is 5, and this machine has the GPUs 0 to 7.",
+        answer=3,
+        why="process 7 is the fourth one of node 1: LOCAL_RANK is 3, and this machine has the GPUs 0 to 3.",
         hint="GPUs are numbered on each machine from 0. Which variable starts again at 0 on each node?",
         traps={
-            13: "That is RANK. A node with 8 GPUs has no GPU 13.",
+            7: "That is RANK. A node with 4 GPUs has no GPU 7.",
             1: "That is the number of the node, GROUP_RANK.",
-            6: "GPUs and ranks are counted from 0.",
+            4: "GPUs and ranks are counted from 0.",
         },
-        choices=(1, 5, 6, 13),
+        choices=(1, 3, 4, 7),
     ),
     "21/same": Question(
         answer="not at all",
@@ -33,6 +33,17 @@ QUESTIONS: dict[str, Question] = {
         why="RANK counts over all nodes, LOCAL_RANK begins again on each node.",
         hint="One process per node: which numbers can a process have on its own node?",
         choices=(0, 1),
+    ),
+    "21/prefix": Question(
+        answer="an error about names",
+        why="the wrapper keeps the network in its attribute `module`, so all its names begin with `module.`. Save "
+        "`network.state_dict()`, which is `model.module.state_dict()`.",
+        hint="Print list(model.state_dict()) on a rank, and compare it with list(network.state_dict()).",
+        traps={
+            "it is loaded": "The tensors would fit, but load_state_dict compares names.",
+            "it is loaded on rank 0 only": "The file is the same for every process.",
+        },
+        choices=("it is loaded", "an error about names", "it is loaded on rank 0 only"),
     ),
     "21/plain": Question(
         answer="an error about a missing variable",
