@@ -95,3 +95,17 @@ def test_each_exercise_has_its_own_slide():
     assert len(exercises) == 4
     assert "Rank r has 2 r + 1 numbers" in exercises[1] and "mean = ..." in exercises[1]
     assert not any("keep=False" in text or "The next cell is a solution" in text for text in slides)
+
+
+def test_progress_of_a_start_is_not_on_a_slide():
+    started = nbformat.v4.new_code_cell("%ddp_start 2")
+    texts = "starting:  importing torch ... 2 s\n", "starting:  importing torch ... 3 s\n", "rank  host\n0     vm\n"
+    started.outputs = [nbformat.v4.new_output("display_data", {"text/plain": text}) for text in texts]
+    [cell] = as_slides(nbformat.v4.new_notebook(cells=[started])).cells
+    assert [output.data["text/plain"] for output in cell.outputs] == [texts[-1]]
+
+
+def test_tables_below_the_title_are_on_the_second_slide():
+    text = "# Title\n\nRunning text.\n\n> **You need** 04.\n\n| call | effect |\n|---|---|\n| a | b |"
+    slides = slides_of(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)]))
+    assert slides == ["# Title\n\n> **You need** 04.", "| call | effect |\n|---|---|\n| a | b |"]

@@ -55,7 +55,9 @@ _STYLE = """\
 .reveal pre, .reveal .highlight pre { white-space: pre-wrap; overflow-wrap: anywhere; word-break: normal; }
 .reveal .jp-OutputArea-output pre { white-space: pre-wrap; overflow-wrap: anywhere; word-break: normal; }
 .reveal .jp-RenderedHTMLCommon { font-size: 24px; line-height: 1.35; }
+.reveal .jp-RenderedHTMLCommon h1 { font-size: 44px; }
 .reveal .jp-RenderedHTMLCommon li { margin: 0.2em 0; }
+.reveal .jp-RenderedHTMLCommon blockquote { font-size: 22px; width: 90%; margin: 0.5em auto; padding: 0 1em; }
 .reveal .jp-InputArea-editor pre, .reveal .jp-OutputArea-output pre { font-size: 17px; line-height: 1.3; }
 .reveal .jp-OutputArea { max-height: 420px; overflow-y: auto; }
 </style>
@@ -127,10 +129,22 @@ def _add_text(slides: _Slides, text: str, is_exercise: bool) -> bool:
         shown = part.strip() if is_exercise and _SOLUTION_FOLLOWS not in part else on_slide(part)
         if shown:
             kind = "slide" if part.startswith(("# ", "## ")) else "subslide"
-            slides.add_text(shown, "-" if _EXERCISE.match(part) and _is_heading(slides) else kind)
+            kind = "-" if _EXERCISE.match(part) and _is_heading(slides) else kind
+            for number, piece in enumerate(_title_and_rest(shown)):
+                slides.add_text(piece, "subslide" if number else kind)
         if part.strip():
             slides.add_notes(part)
     return is_exercise
+
+
+def _title_and_rest(text: str) -> list[str]:
+    """Cut the first text of a lesson in two: its title with the box, and the tables and code below it."""
+    blocks = re.split(r"\n\n(?!    )", text)
+    if not text.startswith("# "):
+        return [text]
+    rest = [block for block in blocks if not block.startswith(("# ", ">"))]
+    first = [block for block in blocks if block not in rest]
+    return ["\n\n".join(part) for part in (first, rest) if part]
 
 
 def _is_heading(slides: _Slides) -> bool:
@@ -172,7 +186,14 @@ def _add_code(slides: _Slides, cell: NotebookNode, tags: set[str]) -> None:
         return
     if "lessons.check(" in cell.source:
         cell.outputs = []  # "not yet: put your answer in place of the dots"
+    cell.outputs = [output for output in cell.outputs if not _is_progress(output)]
     slides.add(cell, _code_lines(cell.source) + 1 + _output_lines(cell))
+
+
+def _is_progress(output: NotebookNode) -> bool:
+    """Return whether an output is the progress of %ddp_start, which is printed each second without a front end."""
+    text = str(output.get("text") or output.get("data", {}).get("text/plain", ""))
+    return bool(text) and all(line.startswith("starting:") for line in text.strip().splitlines())
 
 
 def _code_lines(text: str) -> int:
