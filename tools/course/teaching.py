@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import nbformat
@@ -118,6 +118,7 @@ def _answers(name: str, asked: Question) -> Iterator[str]:
     """Yield a line with the right answer, one for each wrong answer that a question explains, and one with its hint."""
     right = asked.in_words(asked.answer)
     yield f"- `{name}`" + (f": **{right}** is right." if len(right) <= _LONGEST_ANSWER else "")
-    for answer, text in dict(asked.traps).items():  # `question` has called a function of the number of ranks
+    traps = asked.traps if isinstance(asked.traps, Mapping) else {}  # `question` has called a function
+    for answer, text in traps.items():
         yield f"  - *{asked.in_words(answer)}*: {text}"
     yield f"  - {'Other wrong answers' if asked.traps else 'Help'}: {asked.hint}"
