@@ -1,14 +1,13 @@
 """Every notebook on 2, 3 and 4 ranks: at its full length with its claims, and as a reader who presses Run All.
 
 A run as a reader has a kernel of its own, in a copy of the folder. It fails on each error, warning and hang card that
-the notebook does not show on purpose, and on files and processes that are left.
+the notebook does not show on purpose, and on files and processes that are left. `-n 2` runs two at a time:
 
-    python -m pytest -m long tests/long/test_lessons.py -k "run_all and 07_" --junitxml seconds.xml
+    python -m pytest -n 2 -m long tests/long/test_lessons.py -k run_all --junitxml seconds.xml
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -31,17 +30,11 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 TIMES = ("unanswered", "shown", "unanswered again")
 CELL_S = 600.0
 ERRORS = {"RankError", "RankDiedError", "CellTimeoutError"}
+# Files that the notebooks leave on purpose: the answers of their reader.
+KEPT = {"my_answers.json"}
 CARD = re.compile(r"(no progress|waiting) for \d+ s")
-# Cells that run a wrong program on purpose, besides those that end with an error.
-WRONG = re.compile(r"lessons\.bug\(\d+\)\.run\(\)")
-# Findings about mistakes that a lesson makes on purpose, by its number.
-FINDINGS = {
-    "05": {"written-before-wait"},
-    "13": {"optimizer-of-another-model"},
-    "16": {"not-finite", "trains-apart"},  # the exercise averages nothing before the reader has solved it
-}
-# Lines about a machine that is too busy, which are true then.
-BUSY = re.compile(r"no rank has started within \d+ s")
+# Cells that show a hang card on purpose, besides those that end with an error.
+HANGING = re.compile(r"lessons\.bug\(\d+\)\.run\(\)")
 OF_TWO = "25/overlap"  # compares sums bit for bit, which only two ranks make in each order
 
 
@@ -71,7 +64,7 @@ def test_a_lesson_runs_on_other_numbers_of_ranks(path, world_size):
 def test_run_all(path, world_size, time, tmp_path):
     """Three times, since a run depends on the order in which processes get the cores."""
     folder = tmp_path / "notebooks"
-    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("*.executed.*", "my_answers.json", "ko", "zh-TW"))
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("*.executed.*", *KEPT, "ko", "zh-TW"))
     before = files_in(folder)
     is_shown = time == "shown"
     env = {
@@ -82,9 +75,7 @@ def test_run_all(path, world_size, time, tmp_path):
     with closing(NotebookKernel(env=env, cwd=str(folder))) as kernel:
         wrong = list(run_all(kernel, folder / path.name, with_claims=is_shown))
     assert not wrong, "\n\n".join(wrong)
-    answers = folder / "my_answers.json"
-    assert not answers.exists(), f"a reader who presses Run All has answered nothing: {answers.read_text()}"
-    assert files_in(folder) - before == set()
+    assert files_in(folder) - before - KEPT == set()
 
 
 def run_all(kernel: NotebookKernel, path: Path, *, with_claims: bool) -> Iterator[str]:
@@ -100,33 +91,18 @@ def run_all(kernel: NotebookKernel, path: Path, *, with_claims: bool) -> Iterato
         kernel.finish(message_id, CELL_S)
         fails = "raises-exception" in cell.metadata.get("tags", [])
         where = f"--- cell {cell.id}:\n{cell.source[:300]}\n--- "
-        if not fails and not WRONG.search(cell.source):
-            lines = [line for line in reply.stderr.splitlines() if not (is_overloaded() and BUSY.fullmatch(line))]
-            if any(finding_of(line) not in FINDINGS.get(path.name[:2], ()) for line in lines):
-                yield f"{where}stderr: {reply.stderr[-2000:]}"
-            if "Warning:" in reply.stdout or "Traceback" in reply.stdout:
-                yield f"{where}stdout: {reply.stdout[-2000:]}"
-            if reply.cards and not is_overloaded():
-                yield f"{where}hang card: {reply.cards[-1]}"
+        if reply.stderr:
+            yield f"{where}stderr: {reply.stderr[-2000:]}"
+        if "Warning:" in reply.stdout or "Traceback" in reply.stdout:
+            yield f"{where}stdout: {reply.stdout[-2000:]}"
+        if reply.cards and not fails and not HANGING.search(cell.source):
+            yield f"{where}hang card: {reply.cards[-1]}"
         if fails and reply.ename not in ERRORS:
             yield f"{where}no error of the ranks, but {reply.ename or reply.status}"
         if reply.status != "ok" and not fails:
             yield f"{where}error: {reply.ename}: {reply.evalue}\n{reply.traceback[-2000:]}"
             return  # Run All ends
         check_claims(kernel, claims, cell.id, with_times=with_times)
-
-
-def is_overloaded() -> bool:
-    """Return whether more than four processes wanted each core in the last minute: more than those of two notebooks."""
-    return os.getloadavg()[0] > 4 * (os.cpu_count() or 1)
-
-
-def finding_of(line: str) -> str:
-    """Return the name of the finding that a line of stderr reports; "" if it reports none."""
-    if " train apart: " in line:
-        return "trains-apart"
-    found = re.search(r"\(# ddp: ok ([\w-]+)\)$", line)
-    return found[1] if found else ""
 
 
 def files_in(folder: Path) -> set[str]:

@@ -10,9 +10,6 @@ assert all(_one["losses"] == session["losses"][_rank] for _rank, _one in results
 assert {_one["environment"]["LOCAL_RANK"] for _one in results().values()} <= {"0"}
 assert all(_one["environment"]["RANK"] == str(_rank) for _rank, _one in results().items())
 
-# %% prefix
-assert all("module." in one for one in session["loading"].values())
-
 # %% cell-44
 _verdict = lessons.check("21/log", "solution")
 assert _verdict, _verdict
