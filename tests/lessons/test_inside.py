@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -244,6 +244,9 @@ def test_runs_are_compared_in_a_table_and_a_picture(ddp, plain):
 
     assert lines[0].split() == ["buckets", "MB", "sent", "step", "ms", "compute", "exposed", "waiting", "loss"]
     assert lines[1].startswith("buckets of 1 MB ") and lines[2].startswith("buckets of 1 MB, rank 1 60 ms late")
+    options = replace(plain.options, comm_hook="powersgd", powersgd_rank=2, compute_ms=60.0, link_mb_s=30.0)
+    lines = ddp.table(replace(plain, options=options)).splitlines()
+    assert lines[2] == "  backward of 60 ms, link of 30 MB/s" and max(map(len, lines)) <= 100, "a line of JupyterLab"
     title = picture.get_suptitle()  # the faster one first, which may be the other one on a busy machine
     first, second = sorted((plain, other), key=lambda run: run.ms["step"])
     assert re.fullmatch(rf"A step takes \d+ ms with {first.name}, \d+ ms with {second.name}", title), title

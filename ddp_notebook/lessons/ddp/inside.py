@@ -13,6 +13,7 @@ comparisons between ranks (`session.check`).
 from __future__ import annotations
 
 import statistics
+import textwrap
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ from ddp_notebook.records.schema import SPANS
 if TYPE_CHECKING:
     from ddp_notebook import Session
     from ddp_notebook.display import Picture
+
+_NAME = 40  # characters of a run's name in a line of the table; a line of JupyterLab has about 100
 
 
 def inside_ddp(model: str | None = None, *, session: Session | None = None, **options: Any) -> InsideDDP:
@@ -157,13 +160,15 @@ class InsideDDP:
         return run_pictures.compare(chosen)
 
     def table(self, *runs: Run) -> str:
-        """Return a text table of the step times of each run."""
+        """Return a text table of the step times of each run. A long name of a run takes several lines."""
         rows: list[tuple[str, ...]] = [("", "buckets", "MB sent", "step ms", "compute", "exposed", "waiting", "loss")]
         for run in runs or self.runs:
             ms = run.ms
             loss = statistics.mean(losses[-1] for losses in run.losses.values())
             parts = [f"{ms[part]:.1f}" for part in ("step", "compute", "exposed", "waiting")]
-            rows.append((run.name, str(len(run.buckets)), f"{run.sent_bytes / 1e6:.2f}", *parts, f"{loss:.3f}"))
+            name, *more = textwrap.wrap(run.name, _NAME, subsequent_indent="  ") or [""]
+            rows.append((name, str(len(run.buckets)), f"{run.sent_bytes / 1e6:.2f}", *parts, f"{loss:.3f}"))
+            rows += [(line, *[""] * (len(rows[0]) - 1)) for line in more]
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         return "\n".join(
             "  ".join(
