@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ddp_notebook import Session
     from ddp_notebook.display import Picture
 
-_NAME = 40  # characters of a run's name in a line of the table; a line of JupyterLab has about 100
+_NAME = 38  # characters of a run's name in a line of the table; a line of JupyterLab has about 100
 
 
 def inside_ddp(model: str | None = None, *, session: Session | None = None, **options: Any) -> InsideDDP:
