@@ -9,14 +9,29 @@ from ddp_notebook.lessons.questions.puzzles import Puzzle, Target
 QUESTIONS: dict[str, Question] = {
     "21/gpu": Question(
         answer=3,
-        why="process 7 is the fourth one of node 1: LOCAL_RANK is 3, and this machine has the GPUs 0 to 3.",
+        why="process 11 is the fourth one of node 2: LOCAL_RANK is 3, and this machine has the GPUs 0 to 3.",
         hint="GPUs are numbered on each machine from 0. Which variable starts again at 0 on each node?",
         traps={
-            7: "That is RANK. A node with 4 GPUs has no GPU 7.",
-            1: "That is the number of the node, GROUP_RANK.",
+            11: "That is RANK. A node with 4 GPUs has no GPU 11.",
+            2: "That is the number of the node, GROUP_RANK.",
             4: "GPUs and ranks are counted from 0.",
         },
-        choices=(1, 3, 4, 7),
+        choices=(2, 3, 4, 11),
+    ),
+    "21/load": Question(
+        answer="rank 0 goes on with other weights than the rest",
+        why="DDP sends the weights of rank 0 to all ranks only once, when it is created. Afterwards it averages "
+        "gradients: different weights stay different. Load before DDP(network), on every rank.",
+        hint="What does DDP send in a step: weights or gradients?",
+        traps={
+            "all ranks get the loaded weights": "DDP sends weights when it is created, and not in a step.",
+            "DDP raises an error": "It does not compare the weights.",
+        },
+        choices=(
+            "all ranks get the loaded weights",
+            "rank 0 goes on with other weights than the rest",
+            "DDP raises an error",
+        ),
     ),
     "21/same": Question(
         answer="not at all",

@@ -99,7 +99,7 @@ PUZZLES: dict[str, Puzzle] = {
         got="[int(one) for one in result]",
         wanted="[world_size - 1]",
         targets=(Target(measure=COLLECTIVES, most=1), Target(measure=SENT, most=lambda size: max(8, 2 * size))),
-        why="one small call in each step is cheap. It costs the latency of one call, and nearly no bytes.",
+        why="one small call in each step is cheap: it costs the latency of a call, and nearly no bytes.",
         hint="A tensor with one byte for each rank is enough. An object must be pickled, and its size is sent first.",
         wrong_hint="Return the list of the ranks that are not fine, on every rank.",
     ),

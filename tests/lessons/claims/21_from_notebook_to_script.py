@@ -3,6 +3,10 @@
 # %% cell-04
 assert all(losses[-1] < losses[0] for losses in session["losses"].values())
 
+# %% load-result
+_others = [_weight for _rank, _weight in session["weight"].items() if _rank]
+assert len(set(_others)) == 1 and session["weight"][0] < 0.7 * _others[0]
+
 # %% cell-16
 assert all(_one["losses"] == session["losses"][_rank] for _rank, _one in results().items())
 
