@@ -119,7 +119,7 @@ def solve(puzzle: Puzzle, given: object) -> tuple[bool, str]:
         return False, " ".join(filter(None, [f"the result is wrong: {ranks}.", puzzle.wrong_hint, f"({measured})"]))
     if not all(is_reached for is_reached, _ in judged):
         return False, f"the result is right. {measured}. {puzzle.hint}"
-    return True, f"{measured}. {puzzle.why}"
+    return True, f"{measured}. {puzzle.why[0].upper()}{puzzle.why[1:]}"
 
 
 def has_dots(given: object) -> bool:
