@@ -7,7 +7,7 @@ assert session["right"][0].item() == sum(30 + _rank for _rank in range(session.w
 assert float(session.peek("dist.constants.default_pg_timeout.total_seconds()", 0)[0]) == 1800
 
 # %% cell-17
-assert "calls all_reduce(SUM, float32[1])" in same_order() and "rank 1 calls barrier()" in same_order()
+assert "all_reduce(SUM, float32[1])" in same_order() and "rank 1 calls barrier()" in same_order()
 
 # %% cell-24
 _n = session.world_size
