@@ -41,7 +41,7 @@ FINDINGS = {
     "13": {"optimizer-of-another-model"},
     "16": {"not-finite", "trains-apart"},  # the exercise averages nothing before the reader has solved it
 }
-# Other lines about what a lesson does on purpose, by its number.
+# Other lines of deliberate faults, by the number of the lesson.
 LINES = {
     "18": re.compile(r"rank \d died \(killed by SIGKILL\) and was replaced in .*"),
     "19": re.compile(
