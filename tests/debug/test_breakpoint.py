@@ -115,6 +115,18 @@ def test_q_ends_the_cell_on_all_ranks_without_a_traceback(user):
     assert is_whole(user)
 
 
+@pytest.mark.parametrize("command", ["!dist.barrier()", "p dist.barrier()"])
+def test_stop_ends_a_command_that_waits(user, command):
+    cell = user.start(f"{ALL}breakpoint()\nkept = 9")
+    reply = user.finish(cell, [f"@0 {command}", "(stop)"], 20.0)
+    assert reply.ename == "KeyboardInterrupt" and is_whole(user)
+
+
+def test_commands_of_pdb_that_open_another_debugger_are_refused(user):
+    reply = user.run(f"{ALL}def f():\n    return 1\nbreakpoint()\nz = f()", ["debug f()", "interact", "p rank", "c"])
+    assert reply.status == "ok" and reply.stdout.count("this command does not work on a rank") == 2
+
+
 @pytest.mark.alone
 def test_stop_at_the_prompt_ends_the_cell(user):
     reply = user.run(f"{ALL}kept = rank\nbreakpoint()\nkept = 7", ["(stop)"])

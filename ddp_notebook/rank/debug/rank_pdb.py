@@ -70,11 +70,13 @@ class RankPdb(pdb.Pdb):
         self._where = where
         self._read = read
         self._first = first
-        self._error = ""
+        self._is_interrupted = False  # an interrupt has ended a command
 
     # ---- the prompt
 
     def _readline(self) -> str:
+        if self._is_interrupted:
+            raise KeyboardInterrupt
         reply = self._read("" if self.curframe is None else self._place(self.curframe), self.curframe)
         if reply.error:
             raise NoUserError(reply.error)
@@ -105,6 +107,12 @@ class RankPdb(pdb.Pdb):
     def _cmdloop(self) -> None:
         """Read commands. pdb's own method catches KeyboardInterrupt, which ends a cell here."""
         self.cmdloop()
+
+    def _error_exc(self) -> None:
+        """Show the error of a command. pdb would go on after an interrupt, which ends the cell here."""
+        self._is_interrupted = isinstance(sys.exception(), KeyboardInterrupt)
+        if not self._is_interrupted:
+            super()._error_exc()  # type: ignore[misc]  # not in the type information
 
     # ---- what is shown
 
@@ -175,7 +183,7 @@ class RankPdb(pdb.Pdb):
     def _refuse(self, arg: str) -> None:
         self.error("this command does not work on a rank: p, pp, !statement, w, up, down and list do")
 
-    do_interact = do_run = do_restart = _refuse
+    do_interact = do_debug = do_run = do_restart = _refuse
 
     # ---- stopping
 
