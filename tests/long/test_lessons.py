@@ -1,13 +1,14 @@
 """Every notebook on 2, 3 and 4 ranks: at its full length with its claims, and as a reader who presses Run All.
 
 A run as a reader has a kernel of its own, in a copy of the folder. It fails on each error, warning and hang card that
-the notebook does not show on purpose, and on files and processes that are left. `-n 2` runs two at a time:
+the notebook does not show on purpose, and on files and processes that are left.
 
-    python -m pytest -n 2 -m long tests/long/test_lessons.py -k run_all --junitxml seconds.xml
+    python -m pytest -m long tests/long/test_lessons.py -k "run_all and 07_" --junitxml seconds.xml
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -30,8 +31,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 TIMES = ("unanswered", "shown", "unanswered again")
 CELL_S = 600.0
 ERRORS = {"RankError", "RankDiedError", "CellTimeoutError"}
-# Files that the notebooks leave on purpose: the answers of their reader.
-KEPT = {"my_answers.json"}
 CARD = re.compile(r"(no progress|waiting) for \d+ s")
 # Cells that run a wrong program on purpose, besides those that end with an error.
 WRONG = re.compile(r"lessons\.bug\(\d+\)\.run\(\)")
@@ -81,7 +80,7 @@ def test_a_lesson_runs_on_other_numbers_of_ranks(path, world_size):
 def test_run_all(path, world_size, time, tmp_path):
     """Three times, since a run depends on the order in which processes get the cores."""
     folder = tmp_path / "notebooks"
-    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("*.executed.*", *KEPT, "ko", "zh-TW"))
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("*.executed.*", "my_answers.json", "ko", "zh-TW"))
     before = files_in(folder)
     is_shown = time == "shown"
     env = {
@@ -92,7 +91,9 @@ def test_run_all(path, world_size, time, tmp_path):
     with closing(NotebookKernel(env=env, cwd=str(folder))) as kernel:
         wrong = list(run_all(kernel, folder / path.name, with_claims=is_shown))
     assert not wrong, "\n\n".join(wrong)
-    assert files_in(folder) - before - KEPT == set()
+    answers = folder / "my_answers.json"
+    assert not answers.exists(), f"a reader who presses Run All has answered nothing: {answers.read_text()}"
+    assert files_in(folder) - before == set()
 
 
 def run_all(kernel: NotebookKernel, path: Path, *, with_claims: bool) -> Iterator[str]:

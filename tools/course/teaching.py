@@ -19,7 +19,8 @@ from tools.course.contents import link
 from tools.course.declaration import FOLDER, Course, Lesson
 
 FILE = FOLDER / "teaching.toml"
-_RANKS, _RANKS_FROM_21 = 4, 2  # that lessons start, for answers that depend on it
+_LONGEST_ANSWER = 300  # longer ones are only in the notebook
+_NEVER_TAUGHT = {"Remember", "Where it is used", "Read more", "Exercises", "Look at the run"}
 
 _HEAD = """\
 # Teacher's guide
@@ -113,10 +114,11 @@ def _section(lesson: Lesson, row: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _wrong(name: str, question: Question) -> Iterator[str]:
-    """Yield a line for each wrong answer that a question explains, and one with its hint."""
-    ranks = _RANKS_FROM_21 if name >= "21" else _RANKS
-    traps = question.traps(ranks) if callable(question.traps) else question.traps
+def _answers(name: str, asked: Question) -> Iterator[str]:
+    """Yield a line with the right answer, one for each wrong answer that a question explains, and one with its hint."""
+    right = asked.in_words(asked.answer)
+    yield f"- `{name}`" + (f": **{right}** is right." if len(right) <= _LONGEST_ANSWER else "")
+    traps = asked.traps if isinstance(asked.traps, Mapping) else {}  # `question` has called a function
     for answer, text in traps.items():
         yield f"  - *{asked.in_words(answer)}*: {text}"
     yield f"  - {'Other wrong answers' if asked.traps else 'Help'}: {asked.hint}"

@@ -49,17 +49,6 @@ QUESTIONS: dict[str, Question] = {
         hint="One process per node: which numbers can a process have on its own node?",
         choices=(0, 1),
     ),
-    "21/prefix": Question(
-        answer="an error about names",
-        why="the wrapper keeps the network in its attribute `module`, so all its names begin with `module.`. Save "
-        "`network.state_dict()`, which is `model.module.state_dict()`.",
-        hint="Print list(model.state_dict()) on a rank, and compare it with list(network.state_dict()).",
-        traps={
-            "it is loaded": "The tensors would fit, but load_state_dict compares names.",
-            "it is loaded on rank 0 only": "The file is the same for every process.",
-        },
-        choices=("it is loaded", "an error about names", "it is loaded on rank 0 only"),
-    ),
     "21/plain": Question(
         answer="an error about a missing variable",
         why="without torchrun, nothing has set LOCAL_RANK.",
