@@ -70,12 +70,11 @@ class Debugging(SessionFeature):
             self._front_end.prepare([rank for rank in self.parts.cluster.alive if rank not in cell.missing])
 
     def notices(self) -> Sequence[str]:
-        if self._front_end is None:
-            return ()
-        self._front_end.update()
-        return self._front_end.errors()
+        return self._front_end.errors() if self._front_end is not None else ()
 
     def cell_ended(self, run: CellRun, code: str) -> Sequence[str]:
+        if self._front_end is not None:
+            self._front_end.update()
         return self.notices()
 
     def cell_is_stopped(self, run: CellRun) -> bool:
