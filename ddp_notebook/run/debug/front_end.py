@@ -487,6 +487,8 @@ class FrontEnd:
         self._on_change()
         reply = {**reply, "seq": request["seq"], "request_seq": request["seq"]}
         if command != "continue":
+            if self._is_by_line:
+                await self._step_all(command)
             self._debugger.loop.call_later(_STEP_S, self._leave, thread)
             return reply
         self._selected = 0
@@ -496,6 +498,18 @@ class FrontEnd:
                 self._send("continued", {"threadId": other, "allThreadsContinued": False})
         # debugpy means the threads of this rank; VS Code would show all ranks as running
         return {**reply, "body": {**(reply.get("body") or {}), "allThreadsContinued": False}}
+
+    async def _step_all(self, command: str) -> None:
+        """Let all stopped ranks make a step."""
+        asked = []
+        for thread, stop in list(self._stopped.items()):
+            found = self._ids.find(thread)
+            if found is not None and self._is_alive(stop):
+                del self._stopped[thread]
+                self._resumed.add(thread)
+                self._ids.forget(stop.rank)
+                asked.append(self.adapters.ask(stop.rank, command, {"threadId": found[1]}))
+        await asyncio.gather(*asked)
 
     def _leave(self, thread: int) -> None:
         """Show another thread if this one has not stopped after a step. The cell may have ended."""
