@@ -277,26 +277,7 @@ def test_a_second_disconnect_is_answered(debugger):
     assert debugger.finish(debugger.kernel.start(SUM)).stderr == ""
 
 
-def test_a_rank_that_dies_while_others_are_stopped_leaves_the_list_at_once(debugger):
-    def run(code):
-        return debugger.finish(debugger.kernel.start(code))
-
-    code = f"{ALL}z = rank\nz + 1"
-    debugger.set_breakpoints(code, 3)
-    cell = debugger.kernel.start(code)
-    first, second = stopped(debugger)
-    os.kill(int(debugger.evaluate(second, "__import__('os').getpid()")), signal.SIGKILL)
-    assert debugger.wait_for("continued")[0]["threadId"] == second
-    assert debugger.wait_for("thread")[0] == {"threadId": second, "reason": "exited"}
-    assert debugger.ask("debugInfo")["body"]["stoppedThreads"] == [first]
-    assert run_to_end(debugger, cell, [first]).ename == "RankDiedError"
-    assert run("%ddp_heal").status == "ok"
-    cell = debugger.kernel.start(code)
-    assert run_to_end(debugger, cell, stopped(debugger)).stdout == "[0] 1\n[1] 2\n"
-    debugger.set_breakpoints(code)
-
-
-def test_a_breakpoint_at_the_magic_stops_at_the_first_line_with_code(debugger):
+def test_a_breakpoint_at_the_magic_line(debugger):
     code = f"{ALL}# a comment\nz = rank\nz + 1"
     assert debugger.set_breakpoints(code, 1)[0]["line"] == 3
     cell = debugger.kernel.start(code)
