@@ -20,6 +20,7 @@ class FrontEndDebugger:
         self.kernel = kernel
         self.took_ms: dict[str, list[float]] = {}  # durations of requests, by command
         self.events: list[dict[str, Any]] = []  # events that were not awaited yet
+        self.all_events: list[dict[str, Any]] = []
         self.output: list[dict[str, Any]] = []  # other messages on iopub
         self._seq = 0
 
@@ -123,6 +124,7 @@ class FrontEndDebugger:
             return False
         if message["msg_type"] == "debug_event":
             self.events.append(message["content"])
+            self.all_events.append(message["content"])
         else:
             self.output.append(message)
         return True

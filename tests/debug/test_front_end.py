@@ -161,6 +161,27 @@ def test_conditions_files_and_functions_of_earlier_cells(debugger, tmp_path):
     assert run_to_end(debugger, cell, [thread]).stdout == "[1] 7 8\n"
 
 
+def test_logged_messages_functions_and_exceptions(debugger):
+    """Breakpoints of VS Code that JupyterLab does not have."""
+    code = f"{ALL}def g(n):\n    return n + 1\ntry:\n    g('text')\nexcept TypeError:\n    print(g(rank))"
+    debugger.set_breakpoints(code, 7, logMessage="rank is {rank}")
+    assert debugger.ask("setFunctionBreakpoints", breakpoints=[{"name": "g", "condition": "n == 1"}])["success"]
+    assert debugger.ask("setExceptionBreakpoints", filters=["raised"])["success"]
+    cell = debugger.kernel.start(code)
+    threads = stopped(debugger)
+    assert debugger.frames(threads[0])[0] == ("[0] g", 3), "the exception"
+    debugger.ask("setExceptionBreakpoints", filters=[])
+    for thread in threads:
+        debugger.ask("continue", threadId=thread)
+    (second,) = stopped(debugger, 1)
+    assert debugger.frames(second)[0][0] == "[1] g" and debugger.variables(second) == {"n": "1"}
+    output = {event["body"]["output"] for event in debugger.all_events if event["event"] == "output"}
+    assert {"[0] rank is 0\n", "[1] rank is 1\n"} <= output
+    debugger.ask("setFunctionBreakpoints", breakpoints=[])
+    assert run_to_end(debugger, cell, [second]).stdout == "[0] 1\n[1] 2\n"
+    debugger.set_breakpoints(code)
+
+
 def test_breakpoint_stops_there(debugger):
     code = f"{ALL}def f(a):\n    breakpoint()\n    return a\nf(rank)"
     debugger.set_breakpoints(code)

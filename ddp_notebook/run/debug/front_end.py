@@ -110,7 +110,7 @@ class FrontEnd:
         self._without: dict[int, object] = {}  # process of each rank that debugpy cannot follow
         self._attaching: dict[int, asyncio.Task[None]] = {}
         self._main_threads: dict[int, int] = {}  # number of the main thread in debugpy of each rank
-        self._exceptions: Reply | None = None  # last request about exceptions
+        self._for_all: dict[str, Reply] = {}  # arguments of the last request of `_on_setting`, by command
         self._stopped: dict[int, _Stop] = {}  # stopped threads, by their number in the front end
         self._unshown: list[int] = []  # stopped threads whose events were not sent yet
         self._resumed: set[int] = set()  # threads that run on by a request of the front end
@@ -202,12 +202,14 @@ class FrontEnd:
         """Send the state of the front end's debugger to debugpy on a rank."""
         self._forget(rank)
         ask = partial(self.adapters.ask, most_s=_PREPARE_S)
-        requests = [ask(rank, "initialize", _INITIALIZE), ask(rank, "attach", _ATTACH)]
-        requests += [self._set_on(rank, path, lines) for path, lines in self._debugger.breakpoints.items()]
-        if self._exceptions is not None:
-            requests.append(ask(rank, "setExceptionBreakpoints", self._exceptions))
-        requests += [ask(rank, "configurationDone"), ask(rank, "threads")]
-        *_, threads = await asyncio.gather(*requests)
+        begin = [ask(rank, "initialize", _INITIALIZE), ask(rank, "attach", _ATTACH), ask(rank, "configurationDone")]
+        *_, threads = await asyncio.gather(*begin, ask(rank, "threads"))
+        sent = None
+        while sent != (now := (dict(self._debugger.breakpoints), dict(self._for_all))):  # the front end has changed it
+            sent = now
+            requests = [self._set_on(rank, path, lines) for path, lines in now[0].items()]
+            requests += [ask(rank, command, arguments) for command, arguments in now[1].items()]
+            await asyncio.gather(*requests)
         for one in threads["body"].get("threads", ()):
             if one["name"] == "MainThread":
                 self._main_threads[rank] = one["id"]
@@ -218,7 +220,7 @@ class FrontEnd:
         for rank in self._attached.keys() - stopped:
             self.adapters.stop(rank)
         self._attached.clear()
-        self._exceptions = None
+        self._for_all.clear()
         if stopped:
             self._leaving = self._debugger.loop.call_later(_INTERRUPT_S, self._leave_ranks, stopped)
 
@@ -257,8 +259,8 @@ class FrontEnd:
             "inspectVariables": self._on_inspect,
             "pause": self._on_pause,
             "setBreakpoints": self._on_breakpoints,
-            "setExceptionBreakpoints": self._on_exceptions,
-            "source": self._on_source,
+            "setExceptionBreakpoints": self._on_setting,
+            "setFunctionBreakpoints": self._on_setting,
         }.get(command)
         if handle is not None:
             reply: Reply = await handle(request, arguments)
@@ -428,8 +430,9 @@ class FrontEnd:
         await asyncio.gather(*asked)
         return _response(request, body={})
 
-    async def _on_exceptions(self, request: Reply, arguments: Reply) -> Reply:
-        self._exceptions = arguments
+    async def _on_setting(self, request: Reply, arguments: Reply) -> Reply:
+        """Handle breakpoints that belong to no file: for exceptions and functions, in the notebook and on all ranks."""
+        self._for_all[request["command"]] = arguments
         reply = await self._debugger.ask(request)
         ranks = [rank for rank in self._attached if self._follows(rank)]
         await asyncio.gather(*(self.adapters.ask(rank, request["command"], arguments) for rank in ranks))
@@ -532,6 +535,8 @@ class FrontEnd:
                 self._resumed.discard(thread)
                 return
             self._on_running(thread)
+        elif event["event"] == "output":  # a breakpoint that logs a message, in VS Code
+            self._send("output", {**body, "output": f"[{rank}] {body['output']}"})
 
     def _on_running(self, thread: int) -> None:
         """Handle a thread that runs on because its cell was stopped, or that has ended."""
