@@ -18,6 +18,7 @@ from tests.kernels import NotebookKernel, Reply
 
 RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("vscode_messages.json").read_text())
 _NUMBERS = ("id", "threadId", "frameId", "variablesReference", "path", "sourcePath")  # they differ between kernels
+_FIRST_OF_RANKS = 1 << 30
 _EVENT_S = 20.0
 
 
@@ -72,6 +73,8 @@ class VSCode(FrontEndDebugger):
             for old, new in self._here.items():
                 recorded = recorded.replace(old, new) if isinstance(old, str) else recorded
             return recorded
+        if key in _NUMBERS and isinstance(recorded, int) and recorded >= _FIRST_OF_RANKS:
+            return self._here[recorded]
         return self._here.get(recorded, recorded) if key in _NUMBERS else recorded
 
     def _compare(self, recorded: Any, found: Any, place: str) -> None:

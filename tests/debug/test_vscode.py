@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.debug.vscode import VSCode
 
 NEXT = "%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); print(x.item())"
@@ -12,7 +13,11 @@ NEXT = "%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); print(x.item())"
 @pytest.fixture(scope="module")
 def vscode(kernel):
     assert kernel.run("%ddp_start 2").status == "ok"
-    yield VSCode(kernel)
+    vscode = VSCode(kernel)
+    vscode.start()  # imports debugpy on the ranks, and starts its process in the kernel
+    wait_until(lambda: {"rank 0", "rank 1"} <= {one["name"] for one in vscode.ask("threads")["body"]["threads"]})
+    vscode.stop()
+    yield vscode
     kernel.run("%ddp_stop")
 
 
