@@ -21,7 +21,7 @@ from ddp_notebook.lessons.capstones.plan import Plan
 from ddp_notebook.lessons.slow_backward import SlowBackward
 
 WIDTH, LAYERS, BATCH = 128, 8, 16
-SHARDED_WIDTH = 120  # of the FSDP capstone: its weights divide into equal parts for up to six ranks
+SHARDED_WIDTH = 120  # weights of the FSDP capstone divide into equal parts for up to six ranks
 LAYER_MS = 8.0  # simulated backward of a layer
 MB_S, CALL_MS = 10.0, 3.0  # simulated link, and the fixed cost of each call
 STEPS = 3

@@ -24,7 +24,7 @@ def _sums(size: int) -> list[int]:
 def _times(size: int) -> dict[str, float]:
     """Return choices in times of the model: gradients of the shards, with one layer, and with all whole weights."""
     shards = 1 / size
-    return {f"{value:.2f}": value for value in (shards, shards + 0.2, 1 + shards + 0.2)}
+    return {f"{value:.2f}": value for value in (shards, shards + 0.25, 1 + shards + 0.25)}
 
 
 QUESTIONS: dict[str, Question] = {
@@ -46,14 +46,14 @@ QUESTIONS: dict[str, Question] = {
         choices=("chunk returns a list", "a gradient needs a copy", "a view keeps the whole weight in memory"),
     ),
     "26/peak": Question(
-        answer=lambda size: 1 + 1 / size + 0.2,
-        why="all whole weights, which autograd has saved (1), the gradients of the shards (1/N), and the gradient of "
-        "a layer.",
+        answer=lambda size: 1 + 1 / size + 0.25,
+        why="all whole weights, which autograd has saved (1), the gradients of the shards (1/N), the gradient of a "
+        "layer (1/8), and the inputs of the layers (1/8).",
         hint="Which tensors does autograd keep for the backward?",
         traps=lambda size: {
             1 / size: "Those are the gradients of the shards. Are there no whole weights?",
-            1 / size + 0.2: "Those are the gradients of the shards, and one layer. Does autograd forget a whole weight "
-            "after its layer?",
+            1 / size + 0.25: "Those are the gradients of the shards, and one layer. Does autograd forget a whole "
+            "weight after its layer?",
         },
         choices=_times,
     ),
