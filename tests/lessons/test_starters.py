@@ -51,7 +51,8 @@ def test_the_newest_definition_counts():
 
 
 def test_a_wrong_answer_of_an_unchanged_starter_is_not_kept(tmp_path, monkeypatch):
-    file, ran = AnswersFile(tmp_path / "answers.json"), []
+    file = AnswersFile(tmp_path / "answers.json")
+    ran: list[str] = []
     monkeypatch.setattr(questions, "answers_file", lambda: file)
     monkeypatch.setattr(starters, "_history", lambda: ran)
     for name, answer in (("08/uneven", False), ("09/accumulate", 4), ("20/repaired", {"findings": ["one"]})):
