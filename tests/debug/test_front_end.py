@@ -67,7 +67,8 @@ def test_continue_selects_the_next_stopped_rank(debugger):
     assert body["allThreadsContinued"] is False, "VS Code would show all ranks as running"
     assert debugger.wait_for("stopped")[0]["threadId"] == second
     assert debugger.ask("debugInfo")["body"]["stoppedThreads"] == [second]
-    assert not [one for one in debugger.events if one["event"] == "continued"]
+    continued = [one["body"]["threadId"] for one in debugger.events if one["event"] == "continued"]
+    assert len(continued) == 1 and second not in continued
     assert run_to_end(debugger, cell, [1]).stdout == "[0] 1\n[1] 2\n"
 
 

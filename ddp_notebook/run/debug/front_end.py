@@ -485,6 +485,8 @@ class FrontEnd:
         self._resumed.update(resumed)
         for one in resumed:
             self._stopped.pop(one, None)
+            if command == "continue":
+                self._send_continued(one)
         self._ids.forget(rank)
         reply = await self.adapters.ask(rank, command, arguments)
         self._on_change()
@@ -496,9 +498,6 @@ class FrontEnd:
             return reply
         self._selected = 0
         self._debugger.loop.call_later(_NEXT_S, self._show_stops)
-        for other in resumed:
-            if other != thread:
-                self._send("continued", {"threadId": other, "allThreadsContinued": False})
         # debugpy means the threads of this rank; VS Code would show all ranks as running
         return {**reply, "body": {**(reply.get("body") or {}), "allThreadsContinued": False}}
 
@@ -518,6 +517,7 @@ class FrontEnd:
         """Show another thread if this one has not stopped after a step. The cell may have ended."""
         if self._selected == thread and thread not in self._stopped:
             self._selected = 0
+            self._send_continued(thread)
             self._show_stops()
 
     def _on_event(self, rank: int, event: Reply) -> None:
@@ -531,7 +531,7 @@ class FrontEnd:
             self._debugger.loop.call_later(_GATHER_S, self._show_stops)
         elif event["event"] == "continued":
             thread = self._ids.add("thread", rank, body["threadId"])
-            if thread in self._resumed:  # the protocol needs no event after a request of the front end
+            if thread in self._resumed:  # see `_resume`; a later event would hide the next stop of a step
                 self._resumed.discard(thread)
                 return
             self._on_running(thread)
@@ -544,7 +544,7 @@ class FrontEnd:
         if (found := self._ids.find(thread)) is not None:
             self._ids.forget(found[0])
         self._on_change()
-        self._send("continued", {"threadId": thread, "allThreadsContinued": False})
+        self._send_continued(thread)
         if stop is not None and not self._is_alive(stop):
             self._send("thread", {"threadId": thread, "reason": "exited"})  # VS Code removes it from its list
         if self._selected == thread:
@@ -557,7 +557,7 @@ class FrontEnd:
             self._leaving.cancel()
             self._leaving = None
         for thread in self._stopped:
-            self._send("continued", {"threadId": thread, "allThreadsContinued": False})
+            self._send_continued(thread)
         self._stopped.clear()
 
     def _show_stops(self) -> None:
@@ -574,6 +574,10 @@ class FrontEnd:
                 self._send("stopped", {**self._stopped[thread].body, "preserveFocusHint": True})
         if (new or is_new_selection) and self._selected in self._stopped:
             self._send("stopped", {**self._stopped[self._selected].body, "preserveFocusHint": False})
+
+    def _send_continued(self, thread: int) -> None:
+        """Report a running thread. Until then, JupyterLab keeps "Paused in Debugger" on the page."""
+        self._send("continued", {"threadId": thread, "allThreadsContinued": False})
 
     def _send(self, name: str, body: Reply) -> None:
         if self.is_on:
