@@ -78,6 +78,7 @@ def test_margin_steps_stop_and_pause(tmp_path, app):
         press(lab, "F9")
         lab.wait_for_text(STEP, "total")
         lab.wait_until_done(STEP)
+        expect(lab.page.locator(".jp-DebuggerPausedOverlay")).to_have_count(0, timeout=WAIT_MS)
         expect(lab.page.locator(".jp-DebuggerVariables jp-tree-item.nested").nth(1)).to_contain_text("rank 1")
         for name in ("ran_0", "ran_1"):
             (tmp_path / name).unlink()
