@@ -89,6 +89,8 @@ class Debugged:
         self.done: list[str] = []  # the events of this sequence
         self.counts: Counter[str] = Counter()
         self.slowest_tab_s = 0.0
+        version = kernel.run("import ipykernel; print(ipykernel.__version__)").stdout
+        self._can_complete = int(version.split(".")[0]) >= 7  # earlier ones complete only between cells
         self._answers: dict[str, dict[str, Any]] = {}  # content of replies by message id
         self._idle: set[str] = set()  # requests that have ended
         self._victims: list[int] = []  # at most one
@@ -192,6 +194,8 @@ class Debugged:
 
     def tab(self, reply: Reply) -> None:
         """Request completions or help while the prompt is open."""
+        if not self._can_complete:
+            return
         code = self.chance.choice(TABS)
         self._note(f"tab {code!r}")
         request = self.chance.choice([self.kernel.client.complete, self.kernel.client.inspect])
