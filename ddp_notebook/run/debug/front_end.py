@@ -42,6 +42,8 @@ _PREPARE_S = 10.0  # longest time that a cell waits for debugpy on its ranks
 _GATHER_S = 0.05  # time for other ranks to stop too
 _NEXT_S = 0.1  # from the reply to `continue` until the next stopped rank is shown
 _INTERRUPT_S = 0.5  # time after `disconnect` for the stop button, before stopped ranks run on
+_RESUME_S = 1.0  # longest time until a thread runs on after a request
+_LOOK_S = 0.02
 _STEP_S = 1.0  # time of a step after which another stopped rank is shown
 _OWN_THREADS = ("ddp-", "ddp_notebook")  # names of this package's threads in the notebook
 _RESUMES = ("continue", "next", "stepIn", "stepOut")
@@ -426,9 +428,16 @@ class FrontEnd:
         running = [rank for rank in running if rank in self._main_threads]
         if not running:
             return _response(request, success=False, message="no rank runs a cell that debugpy follows", body={})
-        asked = [self.adapters.ask(rank, "pause", {"threadId": self._main_threads[rank]}) for rank in running]
-        await asyncio.gather(*asked)
+        await asyncio.gather(*(self._pause_rank(rank) for rank in running))
         return _response(request, body={})
+
+    async def _pause_rank(self, rank: int) -> None:
+        number = self._main_threads[rank]
+        thread, until = self._ids.add("thread", rank, number), self._debugger.loop.time() + _RESUME_S
+        # debugpy would undo a request to run on that its thread has not noticed, without a `stopped` event
+        while thread in self._resumed and self._debugger.loop.time() < until:
+            await asyncio.sleep(_LOOK_S)
+        await self.adapters.ask(rank, "pause", {"threadId": number})
 
     async def _on_setting(self, request: Reply, arguments: Reply) -> Reply:
         """Handle breakpoints that belong to no file: for exceptions and functions, in the notebook and on all ranks."""
