@@ -1,18 +1,35 @@
-"""Call a function right after a module was imported.
+"""Imports of a rank: of ipykernel without debugpy, and a call right after a module was imported.
 
-A script can then set environment variables before it imports torch. A script that never imports torch pays nothing.
+With `after_import`, a script can set environment variables before it imports torch. A script that never imports torch
+pays nothing.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+
+
+def import_without_debugpy() -> None:
+    """Import the debugger module of ipykernel without debugpy. Call it before the first import of ipykernel.
+
+    An engine has no debugger channel, and importing debugpy takes 0.1 s. `rank/debug/adapter` imports debugpy later,
+    with its own settings. Cells can import debugpy, too. ipykernel 6 imports its debugger module with its kernel.
+    """
+    if "debugpy" in sys.modules or "ipykernel.debugger" in sys.modules:
+        return
+    sys.modules["debugpy"] = cast(ModuleType, None)  # makes its import fail
+    try:
+        importlib.import_module("ipykernel.debugger")
+    finally:
+        del sys.modules["debugpy"]
 
 
 def after_import(name: str, act: Callable[[], object]) -> None:

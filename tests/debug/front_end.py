@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import queue
+import re
 import time
 from typing import Any
 
 from tests.kernels import NotebookKernel, Reply
+
+_OF_CELL = re.compile(r"<cell line: \d+>")
 
 
 class FrontEndDebugger:
@@ -130,9 +133,9 @@ class FrontEndDebugger:
         return True
 
     def frames(self, thread: int) -> list[tuple[str, int]]:
-        """Return the names and lines of the frames of a stopped thread."""
+        """Return the names and lines of the frames of a stopped thread. IPython 7 gives a cell its own name."""
         frames = self.ask("stackTrace", threadId=thread)["body"]["stackFrames"]
-        return [(one["name"], one["line"]) for one in frames]
+        return [(_OF_CELL.sub("<module>", one["name"]), one["line"]) for one in frames]
 
     def locals_of(self, thread: int) -> int:
         """Return the number of the local variables of the innermost frame of a stopped thread."""

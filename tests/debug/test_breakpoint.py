@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pdb
 import re
 
 import pytest
@@ -94,6 +95,13 @@ thread.join()
 done"""
     reply = user.run(code, ["p a", "n", "c"])
     assert reply.status == "ok" and "[0-1] -> done.append(a)" in reply.stdout and "[0] [5]" in reply.stdout
+
+
+@pytest.mark.skipif(not hasattr(pdb, "set_trace_async"), reason="Python 3.14 has it")
+def test_set_trace_async_stops_like_breakpoint(user):
+    code = f"{ALL}import asyncio, pdb\nawait asyncio.sleep(0.01)\nawait pdb.set_trace_async()\nv = 7\nprint(v)"
+    reply = user.run(code, ["n", "n", "p v", "c"])
+    assert "[0-1] > cell line 3" in reply.stdout and reply.stdout.endswith("[0-1] 7\n[0-1] 7\n")
 
 
 def test_dist_breakpoint_stops_one_rank_and_changes_no_timeout(user):

@@ -60,6 +60,9 @@ def _controller(_: Start, spec: ControllerSpec) -> None:
 
 
 def _rank(start: Start, spec: RankSpec) -> None:
+    from ddp_notebook.rank import imports
+
+    imports.import_without_debugpy()  # a forked process has it already
     from ddp_notebook.rank import process, shortage
 
     try:

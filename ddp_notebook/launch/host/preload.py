@@ -62,15 +62,18 @@ def preload() -> dict[str, Any]:
     import torch.distributed as dist
     import torch.nn.parallel
 
+    from ddp_notebook.rank import imports
+
+    with contextlib.suppress(Exception):  # a rank reports the error
+        imports.import_without_debugpy()
     from ddp_notebook.rank import engine, hooks, process  # noqa: F401  # what a rank is
-    from ddp_notebook.rank.cell import kernel_api, script_functions
+    from ddp_notebook.rank.cell import script_functions
     from ddp_notebook.rank.group import operators
 
     for name in _WITH_A_KERNEL:
         with contextlib.suppress(Exception):  # a rank reports the error
             importlib.import_module(name)
     for prepare in (
-        kernel_api.import_without_debugpy,
         operators.prepare,
         lambda: script_functions.prepare(hooks.prepare()),  # last, since it inspects all modules
     ):

@@ -16,7 +16,6 @@ them |
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import ModuleType
@@ -42,20 +41,6 @@ def settle_environment() -> None:
     """
     with contextlib.suppress(AttributeError):
         ZMQInteractiveShell.init_environment(cast(Any, None))  # it does not use the shell
-
-
-def import_without_debugpy() -> None:
-    """Import the debugger module of ipykernel without debugpy, before a fork.
-
-    An engine has no debugger channel, and importing debugpy takes 0.1 s. Cells can still import debugpy.
-    """
-    if "debugpy" in sys.modules:
-        return
-    sys.modules["debugpy"] = cast(ModuleType, None)  # makes its import fail
-    try:
-        importlib.import_module("ipykernel.debugger")
-    finally:
-        del sys.modules["debugpy"]
 
 
 class _WithoutModules:
