@@ -98,10 +98,10 @@ done"""
 
 
 @pytest.mark.skipif(not hasattr(pdb, "set_trace_async"), reason="Python 3.14 has it")
-def test_set_trace_async_stops_like_breakpoint(user):
-    code = f"{ALL}import asyncio, pdb\nawait asyncio.sleep(0.01)\nawait pdb.set_trace_async()\nv = 7\nprint(v)"
-    reply = user.run(code, ["n", "n", "p v", "c"])
-    assert "[0-1] > cell line 3" in reply.stdout and reply.stdout.endswith("[0-1] 7\n[0-1] 7\n")
+def test_set_trace_async_is_refused(user):
+    reply = user.run(f"{ALL}import pdb\nawait pdb.set_trace_async()")
+    assert reply.ename == "RankError" and "Use breakpoint()" in reply.evalue
+    assert is_whole(user)
 
 
 def test_dist_breakpoint_stops_one_rank_and_changes_no_timeout(user):

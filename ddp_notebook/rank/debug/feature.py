@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pdb
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -68,8 +68,8 @@ class DebugFeature(Feature):
     def engine_ready(self) -> None:
         """Replace the functions that open a debugger. `isolation` has made them raise an error."""
         sys.breakpointhook = pdb.set_trace = _function(self._stop)
-        if hasattr(pdb, "set_trace_async"):  # Python 3.14
-            pdb.set_trace_async = _coroutine_function(self._stop)  # type: ignore[attr-defined]
+        if hasattr(pdb, "set_trace_async"):  # Python 3.14; breakpoint() stops after an `await`, too
+            pdb.set_trace_async = _refuse
         dist.breakpoint = _function_of_torch(self._stop_rank)
         pdb.Pdb.interaction = _refuse  # type: ignore[method-assign]
         hold_loaders()
@@ -270,15 +270,6 @@ def _function(stop: Callable[..., None]) -> Callable[..., None]:
     """Return `breakpoint` and `pdb.set_trace`."""
 
     def stop_here(*_: Any, header: str | None = None, **__: Any) -> None:
-        stop(sys._getframe(1), header)
-
-    return stop_here
-
-
-def _coroutine_function(stop: Callable[..., None]) -> Callable[..., Coroutine[Any, Any, None]]:
-    """Return `pdb.set_trace_async`."""
-
-    async def stop_here(*, header: str | None = None, commands: object = None) -> None:
         stop(sys._getframe(1), header)
 
     return stop_here
