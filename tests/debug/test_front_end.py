@@ -197,7 +197,7 @@ def test_breakpoint_stops_there(debugger):
 
 def test_pause_stops_the_ranks_and_not_the_notebook(debugger):
     assert not debugger.ask("pause", threadId=1)["success"]
-    code = f"{ALL}go = True\nwhile go:\n    time.sleep(0.05)"
+    code = f"{ALL}import time\ngo = True\nwhile go:\n    time.sleep(0.05)"
     cell = debugger.kernel.start(code)
     debugger.read(1)
     assert debugger.ask("pause", threadId=1)["success"]
