@@ -43,7 +43,8 @@ class VSCode(FrontEndDebugger):
         """
         self._here.clear()
         self.replies.clear()
-        cells, ended = [], []
+        cells: list[str] = []
+        ended: list[Reply] = []
         for item in RECORDED[name]:
             if "request" in item:
                 request = self._translate(item["request"])
