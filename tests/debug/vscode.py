@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.conftest import wait_until
 from tests.debug.front_end import FrontEndDebugger
 from tests.kernels import NotebookKernel, Reply
 
@@ -50,6 +51,8 @@ class VSCode(FrontEndDebugger):
                 request = self._translate(item["request"])
                 if request["command"] == "pause":
                     self.read(_RUNS_S)
+                if request["command"] == "stepIn":  # the user is slower than the ranks
+                    wait_until(lambda: len(self.ask("debugInfo")["body"]["stoppedThreads"]) == 2)
                 reply = self.ask(request["command"], **(request.get("arguments") or {}))
                 self.replies.append((request["command"], reply))
                 if "reply" in item:

@@ -20,7 +20,7 @@ import ast
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from functools import partial
@@ -497,12 +497,11 @@ class FrontEnd:
             if command == "continue":
                 self._send_continued(one)
         self._ids.forget(rank)
-        reply = await self.adapters.ask(rank, command, arguments)
+        others = self._step_all(command) if self._is_by_line and command != "continue" else []
+        reply, *_ = await asyncio.gather(self.adapters.ask(rank, command, arguments), *others)
         self._on_change()
         reply = {**reply, "seq": request["seq"], "request_seq": request["seq"]}
         if command != "continue":
-            if self._is_by_line:
-                await self._step_all(command)
             self._debugger.loop.call_later(_STEP_S, self._leave, thread)
             return reply
         self._selected = 0
@@ -510,8 +509,8 @@ class FrontEnd:
         # debugpy means the threads of this rank; VS Code would show all ranks as running
         return {**reply, "body": {**(reply.get("body") or {}), "allThreadsContinued": False}}
 
-    async def _step_all(self, command: str) -> None:
-        """Let all stopped ranks make a step."""
+    def _step_all(self, command: str) -> list[Coroutine[Any, Any, Reply]]:
+        """Return requests that let all stopped ranks make a step. They count as running from now on."""
         asked = []
         for thread, stop in list(self._stopped.items()):
             found = self._ids.find(thread)
@@ -520,7 +519,7 @@ class FrontEnd:
                 self._resumed.add(thread)
                 self._ids.forget(stop.rank)
                 asked.append(self.adapters.ask(stop.rank, command, {"threadId": found[1]}))
-        await asyncio.gather(*asked)
+        return asked
 
     def _leave(self, thread: int) -> None:
         """Show another thread if this one has not stopped after a step. The cell may have ended."""
@@ -581,7 +580,8 @@ class FrontEnd:
         for thread in new:
             if thread != self._selected and not self._is_by_line:  # VS Code's "Run by Line" shows one thread
                 self._send("stopped", {**self._stopped[thread].body, "preserveFocusHint": True})
-        if (new or is_new_selection) and self._selected in self._stopped:
+        is_sent = self._selected in new if self._is_by_line else bool(new)  # it would step a thread that stops twice
+        if (is_sent or is_new_selection) and self._selected in self._stopped:
             self._send("stopped", {**self._stopped[self._selected].body, "preserveFocusHint": False})
 
     def _send_continued(self, thread: int) -> None:
