@@ -263,6 +263,7 @@ class FrontEnd:
             "setBreakpoints": self._on_breakpoints,
             "setExceptionBreakpoints": self._on_setting,
             "setFunctionBreakpoints": self._on_setting,
+            "source": self._on_source,
         }.get(command)
         if handle is not None:
             reply: Reply = await handle(request, arguments)
