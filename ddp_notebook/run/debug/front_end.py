@@ -409,8 +409,10 @@ class FrontEnd:
                     threads.append({"id": thread, "name": f"rank {rank}"})
                 elif thread in self._stopped:
                     threads.append({"id": thread, "name": f"rank {rank}, {one['name']}"})
-        threads += [one for one in reply["body"]["threads"] if not one["name"].startswith(_OWN_THREADS)]
-        reply["body"]["threads"] = threads
+        # VS Code's Pause stops the first thread of the list: that of the notebook, which stands for all ranks
+        main, *others = reply["body"]["threads"]
+        shown = [one for one in others if not one["name"].startswith(_OWN_THREADS)]
+        reply["body"]["threads"] = [main, *threads, *shown]
         return reply
 
     async def _on_inspect(self, request: Reply, _: Reply) -> Reply:
