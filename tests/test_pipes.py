@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import os
 import random
+import threading
 
 import pytest
 
 from ddp_notebook.launch.host.pipes import ChildPipes, _bytes_in
+from ddp_notebook.wire import stream_order
 from ddp_notebook.wire.marks import CellEnd, Change, DisplayMark
 from ddp_notebook.wire.stream_order import ChangeMarks, MarkingWriter, StreamMerge
 
@@ -154,3 +156,36 @@ def test_a_flush_without_text_puts_no_mark_into_the_pipes():
         for ends in pipes.values():
             for end in ends:
                 os.close(end)
+
+
+def test_a_flush_of_another_thread_keeps_the_order(monkeypatch):
+    """A thread flushes the start of a line, and is delayed while its main thread goes on."""
+    readable, far = os.pipe()
+    changes = ChangeMarks({1: far, 2: far}, TOKEN)
+    changes.fd = far  # no marks
+    stream = io.TextIOWrapper(MarkingWriter(far, changes), line_buffering=True)
+    has_taken, may_write = threading.Event(), threading.Event()
+    write = stream_order._write
+
+    def delayed(writer, data):
+        if threading.current_thread() is flusher:
+            has_taken.set()
+            assert may_write.wait(10)
+        return write(writer, data)
+
+    def flush():
+        with changes.flushing:
+            stream.flush()
+
+    monkeypatch.setattr(stream_order, "_write", delayed)
+    flusher = threading.Thread(target=flush)
+    stream.write("1")
+    flusher.start()
+    assert has_taken.wait(10)
+    threading.Timer(0.2, may_write.set).start()
+    stream.write("\n2\n")
+    flusher.join()
+    stream.close()
+    os.close(far)
+    with os.fdopen(readable, "rb") as end:
+        assert end.read() == b"1\n2\n"

@@ -34,6 +34,8 @@ class ChangeMarks:
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()  # reentrant: a signal handler may print while its thread holds the lock
         self._is_off = False
+        # A flush takes the text of a stream, and then writes it. Another thread must not write later text in between.
+        self.flushing = threading.RLock()
         os.register_at_fork(after_in_child=self._turn_off)
 
     def to(self, fd: int) -> None:
@@ -52,6 +54,7 @@ class ChangeMarks:
     def _turn_off(self) -> None:
         """Disable marks in a forked child, because it would reuse the numbers of its parent."""
         self._is_off = True
+        self.flushing = threading.RLock()  # a thread of the parent may hold the other one
 
 
 class MarkingWriter(io.BufferedWriter):
@@ -67,7 +70,15 @@ class MarkingWriter(io.BufferedWriter):
             if data and self._changes.fd != self._fd:  # an empty write (a flush) needs no mark
                 self._changes.to(self._fd)
         finally:  # keep the text even if an interrupt arrives here
-            written = _write(self, data)
+            is_written = False
+            try:
+                with self._changes.flushing:
+                    written = _write(self, data)
+                    is_written = True
+            except KeyboardInterrupt:
+                if not is_written:  # it arrived while this thread waited for the lock
+                    _write(self, data)
+                raise
         return written
 
 

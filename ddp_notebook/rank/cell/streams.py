@@ -88,7 +88,11 @@ class Streams:
         is_ours = now[0] is out and now[1] is err
         for stream in self._writers if is_ours else (*now, out, err):
             try:
-                stream.flush()
+                if stream is out or stream is err:
+                    with self._changes.flushing:
+                        stream.flush()
+                else:
+                    stream.flush()
             except BaseException:  # a closed or broken stream of the user; it may raise KeyboardInterrupt
                 pass
 
