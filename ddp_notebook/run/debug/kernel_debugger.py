@@ -90,11 +90,12 @@ class KernelDebugger:
         return found
 
     def skip_this_package(self) -> None:
-        """Let steps of plain cells not enter this package, whose loops run with the notebook."""
+        """Let steps of plain cells not enter this package, whose loops run with the notebook, nor numpy, which it calls."""
         if (pydevd := sys.modules.get("pydevd")) is None or (debugger := pydevd.get_global_debugger()) is None:
             return
         import debugpy
+        import numpy
         from _pydevd_bundle.pydevd_api import PyDevdAPI
 
-        folders = os.path.dirname(debugpy.__file__), PACKAGE
+        folders = os.path.dirname(debugpy.__file__), PACKAGE, os.path.dirname(numpy.__file__)
         PyDevdAPI().set_dont_trace_start_end_patterns(debugger, folders, ("debugpy_launcher.py",))
