@@ -90,7 +90,7 @@ class KernelDebugger:
         return found
 
     def skip_this_package(self) -> None:
-        """Let steps of plain cells not enter this package, whose loops run with the notebook, nor numpy, which it calls."""
+        """Let steps of plain cells not enter this package, nor numpy, which it calls."""
         if (pydevd := sys.modules.get("pydevd")) is None or (debugger := pydevd.get_global_debugger()) is None:
             return
         import debugpy
