@@ -70,7 +70,7 @@ def test_a_slide_shows_headings_questions_tables_and_code():
 
 def slides_of(notebook):
     """Return the shown texts of each slide."""
-    slides = []
+    slides: list[list[str]] = []
     for cell in as_slides(notebook).cells:
         kind = cell.metadata["slideshow"]["slide_type"]
         if kind in ("slide", "subslide"):
