@@ -27,7 +27,8 @@ FUNCTION = f"""{ALL}def f(a):
     return a"""
 GROUPS = "dist.distributed_c10d._world.pg_map"
 TIMEOUTS = f"[g._get_backend(device).options._timeout.total_seconds() for g in {GROUPS}]"
-THREADS = "sorted(t.name for t in threading.enumerate() if t.name != 'ddp-loader-workers')"  # that one ends soon
+# The thread `ddp-loader-workers` ends soon.
+THREADS = "sorted(t.name for t in threading.enumerate() if t.name != 'ddp-loader-workers')"
 STATE = f"{ALL}import sys, threading\n{THREADS}, sys.gettrace(), {TIMEOUTS}"
 TYPED = ["n", "s", "p a", "w", "u", "d", "@0 n", "@1", "@all", "l", "b 3", "p nothing", "1 / 0"]
 SUM = f"{ALL}x = torch.ones(1); dist.all_reduce(x); x.item()"

@@ -39,7 +39,7 @@ and how students hand in.
 
 ## In class
 
-- **Ask first.** The result of a question appears after a guess. Let everybody guess before anybody runs the cell. A
+- **Ask first.** The result of a question appears after a guess. All students guess before the cell is run. A
   guess takes about two minutes: read the question aloud, vote by a show of hands, and let two students explain.
 - **The column "part of the notebook"** names headings. "At home" lists the parts that the plan leaves out. Run their
   cells too, because later cells may use their variables: select the next cell of your plan, then *Run > Run All Above

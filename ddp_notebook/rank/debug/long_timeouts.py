@@ -154,8 +154,9 @@ class LongTimeouts:
 
     def _meets(self, call: Call) -> bool:
         """Return whether the ranks of a call meet at the store. All ranks of its group return the same."""
-        is_debugged = self._missing is not None and not set(call.group.ranks).intersection(self._missing)
-        return is_debugged and call.kernel.spec.name == _MONITORED
+        if call.kernel.spec.name != _MONITORED or self._missing is None:
+            return False
+        return set(call.group.ranks).isdisjoint(self._missing)
 
     def _meet(self, call: Call, place: Form) -> None:
         """Let the ranks of a `monitored_barrier` meet at the store, before gloo lets them meet.
